@@ -1,0 +1,1 @@
+"""The transformer, and the operations on its hidden states."""

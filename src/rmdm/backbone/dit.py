@@ -1,0 +1,170 @@
+"""The transformer every model of the package shares.
+
+Notable:
+- rotary position embedding, no learned positions, so a trunk does not depend on the row length;
+- attention through `scaled_dot_product_attention`, bidirectional (MDLM) or causal (AR, with a key-value cache);
+- layer norms in fp32, no bias in any linear layer;
+- each block has six learned vectors (shift, scale and gate for attention and MLP): adaptive layer norm [Paper §3.4] of
+  a constant. Gates and head start at zero, so the untrained network is the uniform distribution;
+- no time conditioning: the masks themselves tell the denoiser how far along it is;
+- one extra id, `mask_id = V`, beyond the tokenizer's V (AR uses it as the start of a row); the embedding is padded to a
+  multiple of 64 rows, and the head never predicts past V;
+- the trunk returns hidden states; `backbone.cross_entropy` runs the head only on the rows that need it.
+
+Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected positions.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rmdm.backbone.dropout import dropout
+from rmdm.config import ModelConfig
+
+
+class LayerNorm(nn.Module):
+    """Layer norm computed in fp32; scale and shift come from the block's modulation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, h_BLD: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.layer_norm(h_BLD.float(), (self.width,))
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of rotary embedding for positions 0..L-1, kept in fp32."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, length: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        inv_freq = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angle = torch.outer(torch.arange(length, dtype=torch.float64), inv_freq).float()
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def forward(self, start: int, length: int) -> tuple[Tensor, Tensor]:
+        """Tables of shape (length, head_dim / 2) for positions start..start+length-1."""
+        return self.cos[start : start + length], self.sin[start : start + length]
+
+
+def rotate(x_BLHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x_e, x_{e + E/2}) of channels by its position's angle."""
+    x1, x2 = x_BLHE.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1).type_as(x_BLHE)
+
+
+class KVCache:
+    """Keys and values of the positions decoded so far, one pair of (B, H, L, E) buffers a block."""
+
+    def __init__(self, config: ModelConfig, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (config.layers, batch, config.heads, length, config.width // config.heads)
+        self.k = torch.empty(shape, device=device, dtype=dtype)
+        self.v = torch.empty(shape, device=device, dtype=dtype)
+        self.filled = 0
+
+    def extend(self, layer: int, k_BHTE: Tensor, v_BHTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new positions of one block and return all keys and values up to them."""
+        end = self.filled + k_BHTE.shape[2]
+        self.k[layer, :, :, self.filled : end] = k_BHTE
+        self.v[layer, :, :, self.filled : end] = v_BHTE
+        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+
+class Block(nn.Module):
+    """h + gate * f(scale * LN(h) + shift) [Paper §3.4, adaLN], first f = attention, then f = MLP."""
+
+    def __init__(self, config: ModelConfig, layer: int, causal: bool) -> None:
+        super().__init__()
+        D, self.heads, self.layer, self.causal = config.width, config.heads, layer, causal
+        hidden = int(config.mlp_ratio * D)
+        self.norm1, self.norm2 = LayerNorm(D), LayerNorm(D)
+        self.qkv = nn.Linear(D, 3 * D, bias=False)
+        self.out = nn.Linear(D, D, bias=False)
+        self.up = nn.Linear(D, hidden, bias=False)
+        self.down = nn.Linear(hidden, D, bias=False)
+        # Rows: shift, scale - 1 and gate of attention, then of the MLP.
+        self.modulation = nn.Parameter(torch.zeros(6, D))
+        self.dropout = config.dropout
+
+    def forward(
+        self, h_BLD: Tensor, cos: Tensor, sin: Tensor, noise_key_B: Tensor | None, cache: KVCache | None = None
+    ) -> Tensor:
+        """One block. `noise_key_B` seeds dropout row by row; without it there is none."""
+        B, L, D = h_BLD.shape
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation.unbind(0)
+
+        a = self.norm1(h_BLD) * (1 + scale1) + shift1
+        q, k, v = self.qkv(a.to(h_BLD.dtype)).view(B, L, 3, self.heads, D // self.heads).unbind(2)
+        q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            k, v = cache.extend(self.layer, k, v)
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and L > 1)
+        a = self.out(a.transpose(1, 2).reshape(B, L, D))
+        h_BLD = (h_BLD + gate1 * dropout(a, self.dropout, noise_key_B, 2 * self.layer)).to(h_BLD.dtype)
+
+        m = self.norm2(h_BLD) * (1 + scale2) + shift2
+        m = self.down(F.gelu(self.up(m.to(h_BLD.dtype)), approximate="tanh"))
+        return (h_BLD + gate2 * dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)).to(h_BLD.dtype)
+
+
+class DiT(nn.Module):
+    """Token ids in, hidden states out; `head` holds the output matrix for `backbone.cross_entropy` and `logits`."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, length: int, causal: bool = False) -> None:
+        super().__init__()
+        self.config, self.vocab_size, self.length, self.causal = config, vocab_size, length, causal
+        self.mask_id = vocab_size
+        padded = 64 * math.ceil((vocab_size + 1) / 64)
+        self.embed = nn.Embedding(padded, config.width)
+        self.rotary = Rotary(config.width // config.heads, length)
+        self.blocks = nn.ModuleList(Block(config, layer, causal) for layer in range(config.layers))
+        self.norm = LayerNorm(config.width)
+        self.norm_scale = nn.Parameter(torch.ones(config.width))
+        self.head = nn.Linear(config.width, padded, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Linear layers at 1/sqrt(fan-in); modulations zero; the head zero unless it is the embedding."""
+        D = self.config.width
+        nn.init.normal_(self.embed.weight, std=D**-0.5 if self.config.tie_embeddings else 1.0)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for linear in (block.qkv, block.out, block.up, block.down):
+                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            nn.init.zeros_(block.modulation)
+        if not self.config.tie_embeddings:
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, x_BL: Tensor, noise_key_B: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """Hidden states (B, L, D) of the last layer, normalised, ready for the head."""
+        start = cache.filled if cache is not None else 0
+        cos, sin = self.rotary(start, x_BL.shape[1])
+        h_BLD = self.embed(x_BL).to(self.compute_dtype)
+        for block in self.blocks:
+            h_BLD = block(h_BLD, cos, sin, noise_key_B, cache)
+        if cache is not None:
+            cache.filled += x_BL.shape[1]
+        return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
+
+    def logits(self, h_ND: Tensor) -> Tensor:
+        """Logits over the V real tokens for the given hidden states; [MASK] and padding are never predicted."""
+        return self.head(h_ND)[..., : self.vocab_size]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Precision of the residual stream and the matrix products: autocast's inside it, the weights' outside."""
+        device = self.embed.weight.device.type
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return self.embed.weight.dtype

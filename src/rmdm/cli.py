@@ -1,0 +1,252 @@
+"""The command line: `rmdm VERB ...`. Verbs only; the work is done by the modules they call, imported when needed."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rmdm import __version__
+from rmdm.errors import ConfigError, RMDMError, nearest
+
+Outcome = dict[str, Any]
+Show = Callable[[str], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are `ConfigError`s of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage and leaving."""
+        raise ConfigError(f"{message}; see '{self.prog} --help'")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb: what it does in a few words, its own flags, and the function behind it."""
+
+    help: str
+    takes_config: bool
+    flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, dict[str, Any], Show], Outcome]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: 0 on success, 2 on bad input, 130 after Ctrl-C."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    wants_json = "--json" in args
+    try:
+        outcome = dispatch(args, wants_json)
+    except RMDMError as error:
+        print(f"rmdm: {error}", file=sys.stderr)
+        if wants_json:
+            print(json.dumps({"ok": False, "error": str(error)}))
+        return 2
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        print("rmdm: interrupted", file=sys.stderr)
+        return 130
+    if wants_json and outcome is not None:
+        print(json.dumps({"ok": True, **outcome}))
+    return int(outcome.get("exit", 0)) if outcome else 0
+
+
+def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
+    """Find the verb, parse its flags and run it."""
+    if not args or args[0] in {"-h", "--help", "help"}:
+        print(usage())
+        return None
+    if args[0] in {"-V", "--version"}:
+        print(f"rmdm {__version__}")
+        return None
+    if args[0] not in VERBS:
+        raise ConfigError(f"unknown verb {args[0]!r}; {nearest(args[0], VERBS)}")
+    verb = VERBS[args[0]]
+    parser = Parser(prog=f"rmdm {args[0]}", description=verb.help, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    verb.flags(parser)
+    own = {flag for action in parser._actions for flag in action.option_strings}
+    if verb.takes_config and {"-h", "--help"} & set(args):
+        print(parser.format_help())
+        print_config_help(args)
+        return None
+    if verb.takes_config and (len(args) < 2 or args[1].startswith("-")):
+        raise ConfigError(f"'rmdm {args[0]}' needs a preset first, for example 'rmdm {args[0]} storyworld-mini'")
+    known, rest = parser.parse_known_args(args[1:])
+    if not verb.takes_config and rest:
+        raise ConfigError(f"unknown argument {rest[0]!r} for 'rmdm {args[0]}'; {nearest(rest[0].split('=')[0], own)}")
+    overrides = read_overrides(rest, own)
+
+    # With --json, standard output carries the object alone; people read standard error.
+    stream = sys.stderr if wants_json else sys.stdout
+
+    def show(text: str) -> None:
+        print(text, file=stream, flush=True)
+
+    return verb.run(known, overrides, show)
+
+
+def usage() -> str:
+    """The text of `rmdm --help`."""
+    lines = "\n".join(f"  {name:<9} {verb.help}" for name, verb in VERBS.items())
+    return (
+        f"rmdm {__version__}: language models that write many tokens per step\n\nusage: rmdm VERB ...\n\n{lines}\n\n"
+        "Any setting of a preset can be overridden, for example:\n"
+        "  rmdm run storyworld-mini --out runs/first --train.steps 500 --optim.lr 1e-3\n\n"
+        "'rmdm VERB --help' lists a verb's flags; 'rmdm presets' lists the presets."
+    )
+
+
+def config_flags() -> dict[str, str]:
+    """Every `--dotted.name` of the config."""
+    from rmdm.config import Config, field_names
+
+    return {f"--{name}": name for name in field_names(Config)}
+
+
+def read_overrides(words: list[str], own: set[str]) -> dict[str, Any]:
+    """Dotted overrides as plain values: `--optim.lr 1e-4`, `--optim.lr=1e-4`, `--optim.betas 0.9 0.98`.
+
+    Values are spelled as in the YAML presets and checked by the same rules.
+    """
+    import yaml
+
+    flags, overrides = config_flags(), {}
+    at = 0
+    while at < len(words):
+        flag, _, inline = words[at].partition("=")
+        name = flag[:2] + flag[2:].replace("-", "_")
+        if not flag.startswith("--"):
+            raise ConfigError(f"unexpected argument {flag!r}; settings are given as --name value")
+        if name not in flags:
+            raise ConfigError(f"unknown flag {flag!r}; {nearest(name, [*flags, *own])}")
+        end = at + 1
+        while not inline and end < len(words) and not words[end].startswith("--"):
+            end += 1
+        values = [inline] if inline else words[at + 1 : end]
+        if not values:
+            raise ConfigError(f"{flag} needs a value, for example '{flag} VALUE'")
+        # Text stays text, so that a name may look like a number; only null and lists are YAML's business.
+        plain = [yaml.safe_load(v) if v[:1] in "[{" or v == "null" else v for v in values]
+        overrides[flags[name]] = plain[0] if len(plain) == 1 else plain
+        at = end
+    return overrides
+
+
+def resolve_config(ref: str, overrides: dict[str, Any]) -> Any:
+    """The config that `ref` names, with the command line's overrides applied and checked."""
+    from rmdm.config import ADAPTER, decode, load_config
+
+    values = ADAPTER.dump_python(load_config(ref), mode="json")
+    for name, value in overrides.items():
+        *path, leaf = name.split(".")
+        owner = values
+        for part in path:
+            owner = owner[part]
+        owner[leaf] = value
+    return decode(values, ref)
+
+
+def print_config_help(args: list[str]) -> None:
+    """The config's fields with their meaning, with the preset's values as defaults if one is named."""
+    import tyro
+
+    from rmdm.config import Config, load_config
+
+    refs = [word for word in args[1:] if not word.startswith("-")]
+    base = load_config(refs[0]) if refs else Config()
+    with contextlib.suppress(SystemExit):
+        tyro.cli(Config, args=["--help"], default=base, config=(tyro.conf.FlagConversionOff,), prog="overrides:")
+
+
+def preset_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verbs that work on a preset."""
+    parser.add_argument("preset", help="a preset's name, a YAML file or a run directory")
+    parser.add_argument("--out", help="run directory (default: runs/<name>)")
+
+
+def train_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the verbs that train."""
+    preset_flags(parser)
+    parser.add_argument("--resume", default="auto", help="auto (default), never, or a checkpoint's folder")
+
+
+def sample_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `sample`."""
+    parser.add_argument("model", help="a run directory or a released model's folder")
+    parser.add_argument("--n", type=int, default=4, help="number of texts (default 4)")
+    parser.add_argument("--steps", type=int, help="denoising steps (default: the preset's; AR takes one a token)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")
+    parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def run_out(ref: str, out: str | None, config: Any) -> Path:
+    """The run directory: what --out says, the run that was named, or runs/<name>."""
+    if out:
+        return Path(out)
+    return Path(ref) if Path(ref).is_dir() else Path("runs") / config.name
+
+
+def run_prepare(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm prepare`: text to token shards."""
+    from rmdm.stages import prepare_stage
+
+    return prepare_stage(resolve_config(args.preset, overrides), show)
+
+
+def run_train(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm train`: token shards to a model."""
+    from rmdm.stages import train_stage
+
+    config = resolve_config(args.preset, overrides)
+    return train_stage(config, run_out(args.preset, args.out, config), args.resume, show)
+
+
+def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm run`: every stage of a preset, skipping what is done."""
+    from rmdm.stages import run_stages
+
+    config = resolve_config(args.preset, overrides)
+    return run_stages(config, run_out(args.preset, args.out, config), args.resume, show)
+
+
+def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm sample`: a model to text."""
+    from rmdm.stages import sample_stage
+
+    return sample_stage(
+        args.model, args.n, args.steps, args.seed, args.temperature, args.device, None if args.json else show
+    )
+
+
+def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm presets`: what is on offer."""
+    from rmdm.config import load_config, preset_names, to_yaml
+
+    if args.name:
+        text = to_yaml(load_config(args.name))
+        show(text)
+        return {"name": args.name, "yaml": text}
+    listing = [{"name": name, "description": load_config(name).description} for name in preset_names()]
+    for entry in listing:
+        show(f"{entry['name']:<18} {entry['description']}")
+    return {"presets": listing}
+
+
+def presets_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `presets`."""
+    parser.add_argument("name", nargs="?", help="print this preset in full, ready to be saved and edited")
+
+
+VERBS: dict[str, Verb] = {
+    "run": Verb("run a whole preset, stage by stage, skipping what is done", True, train_flags, run_all),
+    "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare),
+    "train": Verb("train a model on prepared shards", True, train_flags, run_train),
+    "sample": Verb("write text with a trained model", False, sample_flags, run_sample),
+    "presets": Verb("list the presets, or print one", False, presets_flags, run_presets),
+}

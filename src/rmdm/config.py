@@ -1,0 +1,311 @@
+"""Every setting of a run, as plain dataclasses. Nothing here imports torch.
+
+A preset is a YAML file that fills these dataclasses; the command line overrides single fields (`--optim.lr 1e-4`);
+the resolved result is written to the run directory, where it is itself a valid preset.
+"""
+
+import dataclasses
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from rmdm.errors import ConfigError, nearest
+
+STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(kw_only=True, config=STRICT)
+class TokenizerConfig:
+    """How text becomes tokens."""
+
+    kind: Literal["pretrained", "bpe", "word"] = "bpe"
+    """`pretrained` loads `name`; `bpe` trains a byte-level BPE on the corpus; `word` splits on spaces (storyworld)."""
+    name: str | None = None
+    """For `pretrained`: a hub name, a folder that holds `tokenizer.json`, or the path of such a file."""
+    add_special: bool = False
+    """For `pretrained`: let the tokenizer frame each document in its own special tokens (BERT: [CLS] ... [SEP])."""
+    separator: str | None = None
+    """Token that ends a document; null takes the tokenizer's own end-of-text token."""
+    vocab_size: int = 16384
+    """For `bpe`: number of tokens, special ones included."""
+    train_bytes: int = 200_000_000
+    """For `bpe`: at most this many bytes of text, spread over the corpus, train the merges."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class DataConfig:
+    """Where the text comes from and how it is cut in rows."""
+
+    name: str = "text"
+    """Short name of the corpus; the shard folder is called after it."""
+    path: str | None = None
+    """Local source: a file, a folder or a glob of .txt, .jsonl, .csv, .parquet (and .gz, .xz, .zst). Wins over
+    `dataset` and `storyworld`."""
+    dataset: str | None = None
+    """Hugging Face dataset, by hub name or local folder."""
+    dataset_config: str | None = None
+    """Configuration (subset) of the Hugging Face dataset."""
+    revision: str | None = None
+    """Revision of the Hugging Face dataset; pin it for figures that must be repeatable."""
+    split: str = "train"
+    """Split of the Hugging Face dataset to train on."""
+    valid_split: str | None = None
+    """Split of the Hugging Face dataset to validate on; null holds out the last documents instead."""
+    valid_path: str | None = None
+    """Local source to validate on; null holds out the last documents of `path` instead."""
+    column: str = "text"
+    """Column (or JSON field) that holds the text."""
+    document: Literal["line", "paragraph", "file"] = "line"
+    """What a document is in .txt files: a line, a block between blank lines, or the whole file."""
+    storyworld: Literal["mini", "full"] | None = None
+    """Use the built-in storyworld corpus of this size."""
+    stories: int = 100_000
+    """For `storyworld`: number of stories to write, held-out ones included."""
+    holdout: int = 1000
+    """The last this many documents are held out for validation (unless a validation source is named)."""
+    layout: Literal["padded", "packed"] = "packed"
+    """`padded`: one document a row, cut or padded to `length`. `packed`: documents joined by separators, then cut."""
+    length: int = 128
+    """Tokens in a row, L."""
+    wrap: bool = False
+    """For `packed`: every row begins and ends with the separator, around `length - 2` tokens of text."""
+    pad_in_loss: bool = True
+    """For `padded`: whether PAD positions count in the loss and in every perplexity."""
+    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
+    """How text becomes tokens."""
+    dir: str | None = None
+    """Folder of the token shards. Default: `data/<name>-<fingerprint of source, tokenizer and layout>`."""
+    workers: int | None = None
+    """Tokenising processes; default one a core."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class ModelConfig:
+    """The transformer."""
+
+    layers: int = 12
+    """Transformer blocks."""
+    width: int = 768
+    """Hidden size D."""
+    heads: int = 12
+    """Attention heads; `width / heads` must be even (RoPE turns pairs of channels)."""
+    mlp_ratio: float = 4.0
+    """Hidden size of the MLP over `width`."""
+    dropout: float = 0.0
+    """Dropout after attention and MLP, drawn from (seed, step, row)."""
+    tie_embeddings: bool = False
+    """Use the token embedding as the output head."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class OptimConfig:
+    """AdamW, its schedule, and the weight average."""
+
+    lr: float = 3e-4
+    """Peak learning rate."""
+    warmup: int = 2500
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """What follows the warm-up: stay, or fall to `final_lr` x lr over the last `cooldown` of the steps."""
+    cooldown: float = 1.0
+    """For `cosine` and `linear`: share of the steps after warm-up over which the rate falls."""
+    final_lr: float = 0.1
+    """For `cosine` and `linear`: last learning rate over the peak."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's two averaging factors."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay, on matrices only."""
+    clip: float = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+    ema: float = 0.9999
+    """Decay of the weight average that validation, samples and the released model use; 0 turns it off. It warms up as
+    min(ema, (1 + step) / (10 + step))."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class TrainConfig:
+    """The training loop: how much, where, and how often it reports."""
+
+    steps: int = 50_000
+    """Optimiser steps."""
+    batch: int = 512
+    """Rows in an optimiser step, over all ranks and micro-batches."""
+    micro_batch: int | None = None
+    """Rows a rank takes through the model at once; null takes its whole share. Smaller saves memory, not results."""
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How `torchrun` ranks share the work: `ddp` copies the model, `fsdp` shards it (FSDP2); `auto` is `ddp`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Autocast precision; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    compile: bool | None = None
+    """Compile the step with torch.compile; null does so on a GPU only."""
+    log_every: int = 50
+    """Steps between lines of metrics.jsonl."""
+    valid_every: int = 1000
+    """Steps between validation bounds; 0 for none but the last."""
+    valid_rows: int = 1024
+    """Rows of the held-out split a validation uses."""
+    sample_every: int = 1000
+    """Steps between printed samples; 0 for none."""
+    sample_n: int = 2
+    """Samples to print."""
+    save_every: int = 1000
+    """Steps between checkpoints; 0 for the last one only. The last two are kept."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (extra `tensorboard`)."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class SampleConfig:
+    """Defaults for sampling."""
+
+    steps: int = 16
+    """Denoising steps K (an autoregressive model always takes one a token)."""
+    temperature: float = 1.0
+    """Divides the logits."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class Config:
+    """A whole run."""
+
+    name: str = "run"
+    """Name of the preset; the default run directory is `runs/<name>`."""
+    description: str = ""
+    """One line for `rmdm presets`."""
+    seed: int = 0
+    """Every random draw of a run follows from it."""
+    process: Literal["mdlm", "ar"] = "mdlm"
+    """Objective: masked diffusion (`mdlm`) or autoregressive (`ar`)."""
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    sample: SampleConfig = dataclasses.field(default_factory=SampleConfig)
+
+
+ADAPTER = TypeAdapter(Config)
+PRESETS = resources.files("rmdm") / "configs"
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with the package."""
+    return sorted(p.name.removesuffix(".yaml") for p in PRESETS.iterdir() if p.name.endswith(".yaml"))
+
+
+def load_config(ref: str | Path) -> Config:
+    """The config that `ref` names: a preset of the package, a YAML file, or a run directory."""
+    path = Path(ref)
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise ConfigError(
+                f"{path} has no config.yaml, so it is no run directory; give a preset, a YAML file or a run"
+            )
+        path = path / "config.yaml"
+    if path.is_file():
+        return decode(_parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
+    if str(ref) in preset_names():
+        return decode(
+            _parse_yaml((PRESETS / f"{ref}.yaml").read_text(encoding="utf-8"), f"preset {ref}"), f"preset {ref}"
+        )
+    if path.suffix in {".yaml", ".yml"}:
+        raise ConfigError(f"{ref} does not exist; give a YAML file, a run directory or a preset ('rmdm presets')")
+    raise ConfigError(f"{str(ref)!r} is no preset, YAML file or run directory; {nearest(str(ref), preset_names())}")
+
+
+def decode(values: Any, where: str) -> Config:
+    """Build and validate a config from plain values; the first mistake becomes one line that names its field."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected fields such as 'name:' and 'data:', found {type(values).__name__}")
+    try:
+        config = ADAPTER.validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error)}") from None
+    validate(config)
+    return config
+
+
+def explain(error: ValidationError) -> str:
+    """One line for the first mistake pydantic found, with the nearest field name when a field is unknown."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
+        owner: Any = Config
+        for part in first["loc"][:-1]:
+            owner = next(f.type for f in dataclasses.fields(owner) if f.name == part)
+        known = [f.name for f in dataclasses.fields(owner)]
+        return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), known)}"
+    rule = first["msg"][0].lower() + first["msg"][1:]
+    return f"{field}={first['input']!r}: {rule}"
+
+
+def validate(config: Config) -> None:
+    """Check the rules that span fields or bound values."""
+    model, train, data, optim = config.model, config.train, config.data, config.optim
+    for name, value, least in [
+        ("model.layers", model.layers, 1),
+        ("model.width", model.width, 2),
+        ("model.heads", model.heads, 1),
+        ("data.length", data.length, 2),
+        ("data.holdout", data.holdout, 0),
+        ("data.stories", data.stories, 1),
+        ("train.steps", train.steps, 1),
+        ("train.batch", train.batch, 1),
+        ("train.log_every", train.log_every, 1),
+        ("train.valid_every", train.valid_every, 0),
+        ("train.sample_every", train.sample_every, 0),
+        ("train.save_every", train.save_every, 0),
+        ("train.valid_rows", train.valid_rows, 1),
+        ("sample.steps", config.sample.steps, 1),
+        ("optim.warmup", optim.warmup, 0),
+        ("seed", config.seed, 0),
+    ]:
+        if value < least:
+            raise ConfigError(f"{name}={value} is below {least}; use {least} or more")
+    if model.width % model.heads or (model.width // model.heads) % 2:
+        good = next(h for h in range(model.heads, 0, -1) if model.width % h == 0 and (model.width // h) % 2 == 0)
+        raise ConfigError(
+            f"model.heads={model.heads} must divide model.width={model.width} into even parts; use {good}, for example"
+        )
+    if not 0 <= model.dropout < 1:
+        raise ConfigError(f"model.dropout={model.dropout} is outside [0, 1); use 0.1, for example")
+    if not 0 <= optim.ema < 1:
+        raise ConfigError(f"optim.ema={optim.ema} is outside [0, 1); use 0.9999, for example")
+    if not optim.lr > 0:
+        raise ConfigError(f"optim.lr={optim.lr} is not positive; use 3e-4, for example")
+    if not config.sample.temperature > 0:
+        raise ConfigError(f"sample.temperature={config.sample.temperature} is not positive; use 1.0, for example")
+    if data.wrap and data.layout != "packed":
+        raise ConfigError(f"data.wrap needs data.layout=packed, not {data.layout}; drop one of them")
+    if train.micro_batch is not None and not 1 <= train.micro_batch <= train.batch:
+        raise ConfigError(f"train.micro_batch={train.micro_batch} is outside 1..train.batch={train.batch}")
+
+
+def field_names(owner: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all fields of nested dataclasses."""
+    names: list[str] = []
+    for field in dataclasses.fields(owner):
+        nested = dataclasses.is_dataclass(field.type)
+        names += field_names(field.type, f"{prefix}{field.name}.") if nested else [prefix + field.name]
+    return names
+
+
+def to_yaml(config: Config) -> str:
+    """The config as YAML, every field spelled out; `decode` reads it back."""
+    return yaml.safe_dump(ADAPTER.dump_python(config, mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None

@@ -1,0 +1,31 @@
+"""The exceptions a user can meet. Each message states the value, the rule it broke and the remedy, in one line."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RMDMError(Exception):
+    """Base of every error caused by input or environment; the command line prints it without a traceback."""
+
+
+class ConfigError(RMDMError):
+    """A preset, field or flag is unknown, or its value breaks a rule."""
+
+
+class DataError(RMDMError):
+    """A corpus, tokenizer or shard cannot be used."""
+
+
+class CheckpointError(RMDMError):
+    """A checkpoint is missing, damaged, or cannot be written."""
+
+
+class TrainingError(RMDMError):
+    """Training cannot go on, for example after a non-finite loss."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A clause that suggests the closest known name, or lists the names when none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

@@ -1,0 +1,85 @@
+"""Released models: a folder of safetensors, JSON and a tokenizer. Loading one executes nothing from it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import rmdm
+from rmdm.backbone.dit import DiT
+from rmdm.config import ADAPTER, Config, decode
+from rmdm.data.tokenizer import Tokenizer
+from rmdm.errors import CheckpointError
+from rmdm.processes import PROCESSES
+
+
+@dataclass
+class Model:
+    """A trained backbone with all that is needed to use it."""
+
+    backbone: DiT
+    tokenizer: Tokenizer
+    config: Config
+    step: int
+
+
+def build_backbone(config: Config, vocab_size: int) -> DiT:
+    """An untrained backbone for `config`; its weights follow from `config.seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return DiT(config.model, vocab_size, config.data.length, causal=PROCESSES[config.process].causal)
+
+
+def save_model(folder: Path, weights: dict[str, Tensor], config: Config, tokenizer: Tokenizer, step: int) -> None:
+    """Write a release from the backbone's weights, named as in its `state_dict`."""
+    folder.mkdir(parents=True)
+    # Tied embeddings are stored once; safetensors refuses two names for one tensor.
+    kept = {k: v.contiguous() for k, v in weights.items() if not (config.model.tie_embeddings and k == "head.weight")}
+    save_file(kept, folder / "model.safetensors")
+    meta = {
+        "format": 1,
+        "rmdm": rmdm.__version__,
+        "step": step,
+        "vocab_size": tokenizer.size,
+        "config": ADAPTER.dump_python(config, mode="json"),
+    }
+    (folder / "model.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
+    tokenizer.save(folder / "tokenizer")
+
+
+def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
+    """Load a release folder, or the newest checkpoint of a run directory."""
+    folder = find_model(Path(path))
+    try:
+        meta: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        config, vocab_size, step = decode(meta["config"], str(folder / "model.json")), meta["vocab_size"], meta["step"]
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{folder / 'model.json'} is damaged (not the JSON of a model); restore it") from None
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    backbone = build_backbone(config, vocab_size)
+    try:
+        weights = load_file(folder / "model.safetensors")
+        if config.model.tie_embeddings:
+            weights["head.weight"] = weights["embed.weight"]
+        backbone.load_state_dict(weights)
+    except (SafetensorError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{folder / 'model.safetensors'} is damaged or of another model: {reason}") from None
+    return Model(backbone.to(device).eval(), tokenizer, config, step)
+
+
+def find_model(path: Path) -> Path:
+    """The release folder that `path` is or holds."""
+    if (path / "model.json").is_file():
+        return path
+    releases = sorted(path.glob("checkpoints/step-*/model/model.json"))
+    if releases:
+        return releases[-1].parent
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a run directory, such as one under runs/")
+    raise CheckpointError(f"{path} holds no trained model; train one with 'rmdm train PRESET --out {path}'")

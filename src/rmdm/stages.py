@@ -1,0 +1,144 @@
+"""The stages behind the verbs: prepare, train, sample and, for storyworld, measure. Each returns what --json prints."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rmdm.config import Config
+from rmdm.errors import ConfigError
+
+Show = Callable[[str], None]
+Outcome = dict[str, Any]
+
+
+def prepare_stage(config: Config, show: Show) -> Outcome:
+    """Tokenise the corpus; ranks of `torchrun` share the work."""
+    from rmdm.data.prepare import prepare
+
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks == 1:
+        done = prepare(config.data, log=show)
+    else:
+        from rmdm.training.distributed import world
+
+        with world("cpu") as here:
+            done = prepare(config.data, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
+    train, valid = (done.manifest.splits[name] for name in ("train", "valid"))
+    if int(os.environ.get("RANK", "0")) == 0:
+        verb = "prepare: already done," if done.skipped else "prepare: wrote"
+        show(
+            f"{verb} {train.rows:,} training and {valid.rows:,} validation rows of {config.data.length} tokens "
+            f"(vocabulary {done.tokenizer.size:,}) in {done.dir}"
+        )
+    return {"data_dir": str(done.dir), "skipped": done.skipped, "rows": train.rows, "valid_rows": valid.rows}
+
+
+def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
+    """Train on prepared shards, alone or as one rank of `torchrun`."""
+    from rmdm.data.prepare import check_prepared, shard_dir
+    from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
+    from rmdm.training.distributed import world
+    from rmdm.training.loop import train
+
+    data_dir = Path(config.data.dir) if config.data.dir else shard_dir(config.data)
+    check_prepared(config.data, data_dir)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data_dir)))
+    existing = list_checkpoints(out)
+    if existing and resume == "auto":
+        step = verify_checkpoint(existing[-1])["step"]
+        if step >= config.train.steps:
+            show(f"train: already done, {existing[-1]}")
+            return {"skipped": True, "step": step, "run": str(out), "checkpoint": str(existing[-1])}
+    with world(config.train.device) as here:
+        result = train(config, out, data_dir, here, resume=resume, show=show)
+    if not result.finished:
+        if here.is_main:
+            show(
+                f"stopped at step {result.step}, saved {result.checkpoint}; go on with: rmdm train {out} --resume auto"
+            )
+        return {"finished": False, "step": result.step, "run": str(out), "exit": 130}
+    if here.is_main:
+        show(
+            f"train: step {result.step} in {result.seconds:.0f} s ({result.tokens_per_second:,.0f} tokens/s, start-up "
+            f"and pauses counted); model in {result.checkpoint / 'model'}; next: rmdm sample {out}"
+        )
+    figures = {"valid_nats": result.validation.nats, "valid_ppl": result.validation.ppl} if result.validation else {}
+    return {
+        "finished": True,
+        "step": result.step,
+        "loss": result.loss,
+        **figures,
+        "tokens_per_s": result.tokens_per_second,
+        "seconds": result.seconds,
+        "run": str(out),
+        "checkpoint": str(result.checkpoint),
+    }
+
+
+def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
+    """Prepare, train, and for storyworld measure; what is done already is skipped and said so."""
+    prepared = prepare_stage(config, show)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=prepared["data_dir"]))
+    trained = train_stage(config, out, resume, show)
+    outcome: Outcome = {"prepare": prepared, "train": trained, "run": str(out)}
+    if trained.get("exit"):
+        return {**outcome, "exit": trained["exit"]}
+    if config.data.storyworld and not config.data.path and int(os.environ.get("RANK", "0")) == 0:
+        outcome["consistency"] = measure_stage(out, show)
+    return outcome
+
+
+def measure_stage(run: Path, show: Show) -> list[Outcome]:
+    """Shares of grammatical and consistent stories against the number of denoising steps."""
+    from rmdm.evaluation.consistency import consistency, render
+    from rmdm.hub import load_model
+
+    model = load_model(run)
+    path = run / "consistency.json"
+    if path.is_file() and (saved := json.loads(path.read_text(encoding="utf-8")))["step"] == model.step:
+        show(f"measure: already done, {path}")
+    else:
+        show("measure: writing stories at 1 to 32 steps and checking each of them")
+        saved = {"step": model.step, "rows": consistency(model)}
+        path.write_text(json.dumps(saved, indent=1), encoding="utf-8")
+    show(render(saved["rows"], model))
+    return saved["rows"]
+
+
+def sample_stage(
+    ref: str, n: int, steps: int | None, seed: int, temperature: float | None, device: str, show: Show | None
+) -> Outcome:
+    """Write `n` texts with a trained model."""
+    import torch
+
+    from rmdm.hub import load_model
+    from rmdm.samplers import sample_rows
+
+    if n < 1:
+        raise ConfigError(f"--n {n} is below 1; ask for at least one text")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"--steps {steps} is below 1; use 16, for example")
+    if temperature is not None and not temperature > 0:
+        raise ConfigError(f"--temperature {temperature} is not positive; use 1.0, for example")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed} is negative; use 0 or more")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda, but torch sees no GPU here; use --device cpu or auto")
+    target = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    model = load_model(ref, target)
+    steps = model.backbone.length if model.backbone.causal else steps or model.config.sample.steps
+    temperature = temperature or model.config.sample.temperature
+    began = time.perf_counter()
+    with torch.autocast(target, dtype=torch.bfloat16, enabled=target == "cuda"):
+        x_BL = sample_rows(model.backbone, n, steps, seed, temperature).cpu().numpy()
+    seconds = time.perf_counter() - began
+    cut = model.config.data.layout == "padded"
+    texts = [model.tokenizer.decode(row, stop_at_separator=cut) for row in x_BL]
+    for text in texts if show else []:
+        show(text)
+    settings = {"steps": steps, "seed": seed, "temperature": temperature, "precision": "float64 draws"}
+    return {"texts": texts, "tokens": x_BL.tolist(), "settings": settings, "seconds": seconds, "model_step": model.step}

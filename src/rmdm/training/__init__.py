@@ -1,0 +1,1 @@
+"""From shards to checkpoints: the loop, its batches, ranks, optimiser and checkpoints."""

@@ -1,0 +1,196 @@
+"""Checkpoints: a folder that appears whole or not at all.
+
+    checkpoints/step-00001000/
+      meta.json      step, unfinished metrics window, and size and CRC-32 of every other file
+      state/         weights, weight average and optimiser, sharded by torch's distributed checkpoint (DCP)
+      model/         the averaged weights as a release: safetensors, JSON, tokenizer (see `rmdm.hub`)
+
+A checkpoint is written under a temporary name, flushed to disk and renamed. DCP stores by parameter name, so a
+checkpoint of any number of ranks, sharded or not, resumes on any other.
+"""
+
+import errno
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from rmdm.errors import CheckpointError
+from rmdm.training.distributed import World
+
+KEEP = 2
+
+
+def step_dir(run: Path, step: int) -> Path:
+    """Folder of the checkpoint after `step` updates."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """Finished checkpoints, oldest first."""
+    return sorted(p for p in (run / "checkpoints").glob("step-*") if (p / "meta.json").is_file())
+
+
+def save_checkpoint(
+    run: Path,
+    step: int,
+    module: nn.Module,
+    ema: nn.Module | None,
+    optimizer: torch.optim.Optimizer,
+    meta: dict[str, Any],
+    world: World,
+    write_model: Callable[[Path, dict[str, torch.Tensor]], None],
+) -> Path:
+    """Write the checkpoint of `step`, keep the last two, and return its folder.
+
+    `write_model(folder, weights)` writes the release; rank 0 calls it with the full averaged weights.
+    """
+    final = step_dir(run, step)
+    temporary = final.with_name(f".tmp-{final.name}")
+    failure: OSError | None = None
+    try:
+        if world.is_main:
+            for stale in (run / "checkpoints").glob(".tmp-step-*"):
+                shutil.rmtree(stale)
+            (temporary / "state").mkdir(parents=True)
+        world.barrier()
+        dcp.save(_state(module, ema, optimizer), checkpoint_id=temporary / "state")
+        weights = get_model_state_dict(
+            ema if ema is not None else module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
+        if world.is_main:
+            write_model(temporary / "model", weights)
+            files = {str(p.relative_to(temporary)): _signature(p) for p in _files(temporary)}
+            _write_json(temporary / "meta.json", {**meta, "step": step, "files": files})
+            _sync_tree(temporary)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(temporary, final)
+            _sync_dir(final.parent)
+            for old in list_checkpoints(run)[:-KEEP]:
+                shutil.rmtree(old)
+    except Exception as error:
+        failure = _disk_error(error)
+        if failure is None:
+            raise
+    if world.broadcast(failure is not None):
+        shutil.rmtree(temporary, ignore_errors=True)
+        kept = list_checkpoints(run)
+        last = f"the last good one is {kept[-1]}" if kept else "there is no earlier one"
+        reason = failure.strerror if failure is not None else "rank 0 could not write"
+        raise CheckpointError(
+            f"checkpoint of step {step} was not written to {run}: {reason}; {last}; make room, then go on with "
+            f"'rmdm train {run} --resume auto'"
+        )
+    return final
+
+
+def load_checkpoint(
+    path: Path, module: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Put a checkpoint's state into the objects and return its meta data; damage is found before anything changes."""
+    meta = verify_checkpoint(path)
+    state = _state(module, ema, optimizer)
+    try:
+        dcp.load(state, checkpoint_id=path / "state")
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{path} does not fit this model: {first}; check the config it was made with") from error
+    set_model_state_dict(module, state["model"])
+    set_optimizer_state_dict(module, optimizer, state["optimizer"])
+    if ema is not None:
+        set_model_state_dict(ema, state["ema"])
+    return meta
+
+
+def verify_checkpoint(path: Path) -> dict[str, Any]:
+    """Meta data of a checkpoint whose files all have their recorded size and CRC-32."""
+    remedy = f"delete {path} to go on from the checkpoint before it, or restore the file"
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        files = meta["files"]
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} has no meta.json, so it is no checkpoint; see {path.parent} for others"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path / 'meta.json'} is damaged (not readable as JSON); {remedy}") from None
+    for name, signature in files.items():
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing; {remedy}")
+        if _signature(path / name) != signature:
+            raise CheckpointError(f"{path / name} is damaged (size or CRC-32 is not the one recorded); {remedy}")
+    return meta
+
+
+def _state(module: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    state = {"model": get_model_state_dict(module), "optimizer": get_optimizer_state_dict(module, optimizer)}
+    if ema is not None:
+        state["ema"] = get_model_state_dict(ema)
+    return state
+
+
+def _disk_error(error: BaseException) -> OSError | None:
+    """The OSError behind an error, also when torch wrapped it for several ranks or lost its type."""
+    if isinstance(error, OSError):
+        return error
+    for inner in getattr(error, "failures", {}).values():
+        found = _disk_error(inner[0] if isinstance(inner, tuple) else inner)
+        if found is not None:
+            return found
+    for inner in (error.__cause__, error.__context__):
+        if inner is not None and (found := _disk_error(inner)) is not None:
+            return found
+    text = str(error)
+    for code in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO):
+        if os.strerror(code) in text:
+            return OSError(code, os.strerror(code))
+    if "inline_container" in text or "PytorchStreamWriter" in text:  # torch reports a short write without its cause
+        return OSError(errno.ENOSPC, "short write (" + os.strerror(errno.ENOSPC) + "?)")
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _signature(path: Path) -> list[int]:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return [path.stat().st_size, crc]
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in _files(folder):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
+        _sync_dir(path)
+
+
+def _sync_dir(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,113 @@
+"""Ranks: one process, or many started by `torchrun`. The only place that wraps a model for parallel training."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from rmdm.errors import ConfigError
+from rmdm.processes.objective import Objective
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among the ranks, and its device."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank speaks and writes what only one rank may write."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+@contextmanager
+def world(device: str = "auto") -> Iterator[World]:
+    """Join the ranks that `torchrun` started, or be a world of one; leave the group at the end."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("train.device=cuda, but torch sees no GPU here; use train.device=cpu or auto")
+    use_cuda = device != "cpu" and torch.cuda.is_available()
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    target = torch.device("cuda", local) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(target)
+    if size == 1:
+        yield World(0, 1, target)
+        return
+    # Long waits are normal: other ranks stand by while one trains a tokenizer or a slow disk takes a checkpoint.
+    backend = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=2), device_id=target if use_cuda else None)
+    try:
+        yield World(rank, size, target)
+    finally:
+        dist.destroy_process_group()
+
+
+class Parallel:
+    """An objective made ready for this world: as it is, in DDP, or sharded by FSDP2."""
+
+    def __init__(self, objective: Objective, world: World, how: str, precision: torch.dtype) -> None:
+        self.world, self.is_sharded = world, how == "fsdp" and world.size > 1
+        self.inner = objective
+        self.module: nn.Module = objective
+        if self.is_sharded:
+            shard(objective, precision)
+        elif world.size > 1:
+            ids = [world.device.index] if world.device.type == "cuda" else None
+            self.module = DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
+
+    @contextmanager
+    def accumulating(self, last: bool) -> Iterator[None]:
+        """Gradients stay on this rank until the last micro-batch of a step."""
+        if self.is_sharded:
+            cast(FSDPModule, self.inner.backbone).set_requires_gradient_sync(last)
+        wait = isinstance(self.module, DistributedDataParallel) and not last
+        with cast(DistributedDataParallel, self.module).no_sync() if wait else nullcontext():
+            yield
+
+
+def shard(objective: Objective, precision: torch.dtype) -> None:
+    """Shard parameters, gradients and optimiser state by block over all ranks."""
+    if objective.backbone.config.tie_embeddings:
+        raise ConfigError("train.parallel=fsdp cannot shard tied embeddings; use model.tie_embeddings=False or ddp")
+    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+    for block in objective.backbone.blocks:
+        fully_shard(block, mp_policy=policy)
+    # The head is used after the backbone's forward has returned, so its parameters stay gathered until backward.
+    fully_shard(objective.backbone, mp_policy=policy, reshard_after_forward=False)
+
+
+def reshard(objective: Objective) -> None:
+    """Give back what a forward pass without backward has gathered."""
+    if isinstance(objective.backbone, FSDPModule):
+        objective.backbone.reshard()

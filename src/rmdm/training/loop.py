@@ -1,0 +1,365 @@
+"""The training loop: batches in, checkpoints out; once in a while it validates, samples and saves."""
+
+import copy
+import dataclasses
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rmdm.config import Config, load_config, to_yaml
+from rmdm.data.shards import TokenRows
+from rmdm.data.tokenizer import Tokenizer
+from rmdm.errors import CheckpointError, ConfigError, TrainingError
+from rmdm.evaluation.ppl import Perplexity, perplexity
+from rmdm.hub import build_backbone, save_model
+from rmdm.processes import PROCESSES, Objective
+from rmdm.samplers import sample_rows
+from rmdm.training.batches import Plan, Prefetcher, Step
+from rmdm.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from rmdm.training.distributed import Parallel, World, reshard, shard
+from rmdm.training.metrics import MetricsLog
+from rmdm.training.optim import build_optimizer, ema_decay, learning_rate, update_ema
+from rmdm.training.progress import Progress
+
+# Fields that may change between a run and its continuation without changing what is computed up to a given step.
+FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path", "data.workers", "optim.final_lr"}
+FIXED_TRAIN_FIELDS = {"train.batch"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training run ended with."""
+
+    step: int
+    finished: bool
+    """False when a signal stopped it early."""
+    loss: float
+    validation: Perplexity | None
+    checkpoint: Path
+    seconds: float
+    tokens_per_second: float
+
+
+class Trainer:
+    """Everything one rank holds during training."""
+
+    def __init__(self, config: Config, out: Path, data_dir: Path, world: World) -> None:
+        self.config, self.out, self.world = config, out, world
+        self.process = PROCESSES[config.process]
+        self.rows, self.valid_rows = TokenRows.open(data_dir, "train"), TokenRows.open(data_dir, "valid")
+        self.tokenizer = Tokenizer.load(data_dir / "tokenizer")
+        train = config.train
+        self.plan = Plan.make(config.seed, train.batch, world.rank, world.size, train.micro_batch)
+        on_gpu = world.device.type == "cuda"
+        precision = train.precision if train.precision != "auto" else ("bf16" if on_gpu else "fp32")
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+
+        objective = Objective(build_backbone(config, self.tokenizer.size)).to(world.device)
+        self.parameters = sum(p.numel() for p in objective.parameters())
+        self.ema = copy.deepcopy(objective).requires_grad_(False).eval() if config.optim.ema else None
+        sharded = train.parallel == "fsdp" and world.size > 1
+        if train.compile or (train.compile is None and on_gpu):
+            if sharded:
+                for block in objective.backbone.blocks:
+                    block.compile(dynamic=False)
+            else:
+                objective.compile(dynamic=False, fullgraph=True)
+        if self.ema is not None and sharded:
+            shard(self.ema, self.dtype)
+        self.parallel = Parallel(objective, world, train.parallel, self.dtype)
+        self.objective = objective
+        self.optimizer = build_optimizer(objective, config.optim)
+        # A GPU must not wait for the host each step: there a flag on the device blocks the update after a bad loss and
+        # the host learns of it a few steps later. Elsewhere the host looks before each update.
+        self.checks_on_device = on_gpu and not sharded
+        self.bad = torch.zeros((), device=world.device)
+        self.lag = 2 if on_gpu else 0
+
+    @property
+    def averaged(self) -> Objective:
+        """The weights to validate, sample and release."""
+        return self.ema if self.ema is not None else self.objective
+
+    def update(self, item: Step, stop: bool) -> Tensor:
+        """One optimiser step; returns (loss, gradient norm, stop requests) over all ranks, on the device."""
+        config, world = self.config, self.world
+        tokens = world.sum(torch.tensor(float(item.tokens)))
+        # Both DDP and FSDP average gradients over ranks, so each rank's share is scaled up by their number.
+        per_token = torch.full((), world.size / tokens.item(), device=world.device)
+        loss = torch.zeros((), device=world.device)
+        for index, batch in enumerate(item.micro):
+            with self.parallel.accumulating(last=index == len(item.micro) - 1):
+                with self.autocast():
+                    part = self.parallel.module(batch.to(world.device), per_token)
+                part.backward()
+            loss += part.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), config.optim.clip or math.inf)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        stats = world.sum(torch.stack([loss / world.size, norm / world.size, torch.full_like(loss, float(stop))]))
+        if self.checks_on_device:
+            self.bad = torch.maximum(self.bad, (~torch.isfinite(stats).all()).float())
+            self.optimizer.found_inf = self.bad
+        else:
+            check_finite(item.step, stats.tolist(), self.out)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config.optim, item.step, config.train.steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            update_ema(self.ema, self.objective, ema_decay(config.optim.ema, item.step))
+        return stats
+
+    def autocast(self) -> torch.autocast:
+        """bf16 matrix products where the config asks for them."""
+        return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    def validate(self) -> Perplexity | None:
+        """Bound (or exact value) on held-out rows; every rank computes it alike."""
+        if not len(self.valid_rows):
+            return None
+        with self.autocast():
+            result = perplexity(
+                self.averaged,
+                self.process,
+                self.valid_rows,
+                limit=self.config.train.valid_rows,
+                pad_in_loss=self.config.data.pad_in_loss,
+            )
+        reshard(self.averaged)
+        return result
+
+    def samples(self, n: int) -> list[str]:
+        """Texts from the averaged weights; the same seed each time, so that they can be watched getting better."""
+        with self.autocast():
+            x_BL = sample_rows(self.averaged.backbone, n, self.config.sample.steps, self.config.seed)
+        reshard(self.averaged)
+        cut = self.config.data.layout == "padded"
+        return [self.tokenizer.decode(row, stop_at_separator=cut) for row in x_BL.cpu().numpy()]
+
+    def save(self, step: int, window: list[list[float]]) -> Path:
+        """Write a checkpoint with everything needed to go on after `step`."""
+
+        def write_model(folder: Path, weights: dict[str, Tensor]) -> None:
+            kept = {name.removeprefix("backbone."): value for name, value in weights.items()}
+            save_model(folder, kept, self.config, self.tokenizer, step)
+
+        meta = {"window": window}
+        return save_checkpoint(
+            self.out, step, self.parallel.module, self.ema, self.optimizer, meta, self.world, write_model
+        )
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Go back to a checkpoint."""
+        return load_checkpoint(path, self.parallel.module, self.ema, self.optimizer)
+
+
+def train(
+    config: Config, out: Path, data_dir: Path, world: World, *, resume: str, show: Callable[[str], None]
+) -> Result:
+    """Train until `config.train.steps`, a signal, or an error; `resume` is auto, never or a checkpoint's folder."""
+    start_from = find_resume(config, out, resume)
+    if world.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    trainer = Trainer(config, out, data_dir, world)
+    first, window = 0, []
+    if start_from is not None:
+        meta = trainer.load(start_from)
+        first, window = int(meta["step"]), meta["window"]
+    settings, steps, L = config.train, config.train.steps, config.data.length
+    if world.is_main:
+        show(describe(trainer, first))
+    log = MetricsLog(out / "metrics.jsonl", first, settings.tensorboard) if world.is_main else None
+    loss, valid, checkpoint, saved = math.nan, None, start_from or out, first if start_from else -1
+    pending: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+    began = logged_at = time.perf_counter()
+    logged_step, done = first, first
+    stopping = False
+
+    def settle(lag: int) -> None:
+        """Take in the figures of all but the last `lag` steps."""
+        nonlocal loss, window, stopping, logged_at, logged_step
+        while len(pending) > lag:
+            step, stats, event = pending.popleft()
+            if event is not None:
+                event.synchronize()
+            values = stats.tolist()
+            check_finite(step, values, out)
+            window.append(values[:2])
+            stopping = stopping or values[2] > 0
+            loss = values[0]
+            if (step + 1) % settings.log_every == 0 or step + 1 == steps:
+                now = time.perf_counter()
+                rate = (step + 1 - logged_step) * settings.batch * L / max(now - logged_at, 1e-9)
+                logged_at, logged_step = now, step + 1
+                mean = [sum(column) / len(window) for column in zip(*window, strict=True)]
+                window = []
+                if log is not None:
+                    lr = learning_rate(config.optim, step, steps)
+                    log.write(step=step + 1, loss=mean[0], grad_norm=mean[1], lr=lr, tokens_per_s=round(rate, 1))
+                progress.update(step + 1, loss=mean[0], tokens_per_s=rate)
+
+    def every(interval: int, step: int) -> bool:
+        return bool(interval) and step % interval == 0
+
+    with (
+        signals() as caught,
+        Progress(config.name, first, steps, enabled=world.is_main, show=show) as progress,
+        Prefetcher(
+            first,
+            steps,
+            trainer.plan,
+            trainer.rows,
+            trainer.process,
+            mask_id=trainer.objective.backbone.mask_id,
+            pad_in_loss=config.data.pad_in_loss,
+            pin=world.device.type == "cuda",
+        ) as batches,
+    ):
+        trainer.objective.train()
+        for item in batches:
+            stats = trainer.update(item, stop=bool(caught))
+            pending.append((item.step, *to_host(stats)))
+            settle(trainer.lag)
+            done = item.step + 1
+            last = done == steps or stopping
+            if every(settings.valid_every, done) or last:
+                settle(0)
+                valid = trainer.validate()
+                if valid is not None and log is not None:
+                    log.write(step=done, valid_nats=valid.nats, valid_ppl=valid.ppl, valid_tokens=valid.tokens)
+                    progress.note(f"step {done}: {describe_validation(valid, config)}")
+            if every(settings.sample_every, done) and not stopping:
+                texts = trainer.samples(settings.sample_n)
+                for text in texts if world.is_main else []:
+                    progress.note(f"step {done}: {text}")
+            if every(settings.save_every, done) or last:
+                settle(0)
+                checkpoint, saved = trainer.save(done, window), done
+            if stopping:
+                break
+            if every(settings.valid_every, done) or every(settings.save_every, done):
+                logged_at, logged_step = time.perf_counter(), done  # the pause is no training time
+    if log is not None:
+        log.close()
+    seconds = time.perf_counter() - began
+    rate = (done - first) * settings.batch * L / max(seconds, 1e-9)
+    if saved != done:
+        raise CheckpointError(f"{out} is already at step {first} of train.steps={steps}; raise train.steps to go on")
+    return Result(done, done == steps, loss, valid, checkpoint, seconds, rate)
+
+
+def find_resume(config: Config, out: Path, resume: str) -> Path | None:
+    """The checkpoint to start from, or None for a fresh start; never mixes two different runs."""
+    existing = list_checkpoints(out)
+    if resume == "never":
+        if existing:
+            raise ConfigError(f"{out} already holds a run (at {existing[-1].name}); use --resume auto or another --out")
+        return None
+    if resume != "auto":
+        path = Path(resume)
+        if not (path / "meta.json").is_file():
+            raise CheckpointError(f"--resume {resume} is no checkpoint; use auto, never or a folder checkpoints/step-N")
+        return path
+    if not existing:
+        return None
+    if (out / "config.yaml").is_file():
+        check_same_run(load_config(out), config, out)
+    return existing[-1]
+
+
+def check_same_run(old: Config, new: Config, out: Path) -> None:
+    """Refuse to continue a run under settings that would make it another run."""
+    before, after = flatten(old), flatten(new)
+    for name, value in after.items():
+        free = name in FREE_FIELDS or name.split(".")[0] in FREE_FIELDS
+        if before.get(name) != value and (not free or name in FIXED_TRAIN_FIELDS):
+            raise ConfigError(
+                f"{out} was trained with {name}={before.get(name)!r}, not {value!r}; use the old value or another --out"
+            )
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """All fields of nested dataclasses under dotted names."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            fields |= flatten(value, f"{prefix}{field.name}.")
+        else:
+            fields[prefix + field.name] = value
+    return fields
+
+
+def check_finite(step: int, values: list[float], out: Path) -> None:
+    """Stop on a loss or gradient that is not a number; the update of that step has not been made."""
+    if not all(math.isfinite(value) for value in values):
+        kept = list_checkpoints(out)
+        last = f"the last good checkpoint is {kept[-1]}" if kept else "no checkpoint was written yet"
+        raise TrainingError(
+            f"step {step + 1}: loss {values[0]}, gradient norm {values[1]}; stopped before the update; {last}; "
+            "try a lower optim.lr or a longer optim.warmup"
+        )
+
+
+def to_host(stats: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Start copying figures to the host; the event tells when they have arrived."""
+    if stats.device.type != "cuda":
+        return stats, None
+    host = torch.empty(stats.shape, dtype=stats.dtype, pin_memory=True)
+    host.copy_(stats, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host, event
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM, so that the loop can save and leave; a second one of the kind acts at once."""
+    caught: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    old = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        signal.signal(number, old[signal.Signals(number)])
+
+    for kind in kinds:
+        signal.signal(kind, handler)
+    try:
+        yield caught
+    finally:
+        for kind in kinds:
+            signal.signal(kind, old[kind])
+
+
+def describe(trainer: Trainer, first: int) -> str:
+    """One line on what is about to be trained, and where."""
+    config, world = trainer.config, trainer.world
+    where = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else f"CPU x{os.cpu_count()}"
+    ranks = f", {world.size} ranks ({config.train.parallel})" if world.size > 1 else ""
+    start = f", from step {first}" if first else ""
+    return (
+        f"{config.process}: {trainer.parameters / 1e6:.2f}M parameters, {len(trainer.rows):,} rows of "
+        f"{config.data.length}, vocabulary {trainer.tokenizer.size:,}; {config.train.steps:,} steps of "
+        f"{config.train.batch} rows on {where}{ranks}{start}"
+    )
+
+
+def describe_validation(valid: Perplexity, config: Config) -> str:
+    """The validation figure with what it counts."""
+    sign = "<= " if valid.is_bound else ""
+    pad = f", PAD {'counted' if config.data.pad_in_loss else 'not counted'}" if config.data.layout == "padded" else ""
+    return f"validation perplexity {sign}{valid.ppl:.3f} ({valid.nats:.4f} nats a token, {valid.tokens:,} tokens{pad})"

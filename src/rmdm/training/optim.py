@@ -1,0 +1,41 @@
+"""Optimiser, learning-rate schedule and weight average."""
+
+import math
+
+import torch
+from torch import nn
+
+from rmdm.config import OptimConfig
+
+
+def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """Fused AdamW; weight decay touches the matrices inside the blocks and not embeddings, head or vectors."""
+    decayed = [p for name, p in module.named_parameters() if p.ndim == 2 and ".blocks." in f".{name}"]
+    chosen = {id(p) for p in decayed}
+    rest = [p for p in module.parameters() if id(p) not in chosen]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """Rate of the update that makes step `step` (from 0): linear warm-up, then the schedule."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.lr
+    fall = max(1, round(config.cooldown * (steps - config.warmup)))
+    done = min(1.0, max(0.0, (step + 1 - (steps - fall)) / fall))
+    left = 1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr * (config.final_lr + (1 - config.final_lr) * left)
+
+
+def ema_decay(limit: float, step: int) -> float:
+    """Decay after update number `step` (from 0): small at first, so that early weights are forgotten."""
+    return min(limit, (1 + step) / (10 + step))
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, module: nn.Module, decay: float) -> None:
+    """ema <- decay * ema + (1 - decay) * weights, parameter by parameter; works on sharded modules alike."""
+    averages, weights = list(ema.parameters()), list(module.parameters())
+    torch._foreach_lerp_(averages, weights, 1 - decay)

@@ -1,0 +1,56 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rmdm.backbone import cross_entropy
+from rmdm.backbone.cross_entropy import linear_cross_entropy, linear_nll
+
+N, D, V, PADDED = 101, 16, 50, 64
+
+
+@pytest.fixture(params=[2**22, 64 * 64], ids=["one chunk", "several chunks"])
+def case(request, monkeypatch):
+    monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", request.param)
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(N, D, generator=g).requires_grad_()
+    head = torch.randn(PADDED, D, generator=g).requires_grad_()
+    return h, head, torch.randint(V, (N,), generator=g), torch.rand(N, generator=g)
+
+
+def plain(h, head, target, weight):
+    return (F.cross_entropy((h @ head.T)[:, :V], target, reduction="none") * weight).sum()
+
+
+def test_value_and_gradients_equal_plain_cross_entropy(case):
+    h, head, target, weight = case
+    loss = linear_cross_entropy(h, head, target, weight, V)
+    mine = torch.autograd.grad(3 * loss, (h, head))
+    reference = plain(h, head, target, weight)
+    theirs = torch.autograd.grad(3 * reference, (h, head))
+    torch.testing.assert_close(loss, reference)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_ids_past_the_vocabulary_get_no_probability_and_no_gradient(case):
+    h, head, target, weight = case
+    (gradient,) = torch.autograd.grad(linear_cross_entropy(h, head, target, weight, V), head)
+    assert gradient[V:].abs().max() == 0
+    assert gradient[:V].abs().max() > 0
+
+
+def test_without_gradients_it_gives_the_same_value(case):
+    h, head, target, weight = case
+    with torch.no_grad():
+        value = linear_cross_entropy(h, head, target, weight, V)
+    torch.testing.assert_close(value, plain(h, head, target, weight).detach())
+    torch.testing.assert_close((linear_nll(h, head, target, V) * weight).sum(), value)
+
+
+def test_rows_of_weight_zero_change_nothing(case):
+    h, head, target, weight = case
+    weight = weight.clone()
+    weight[10:] = 0
+    loss = linear_cross_entropy(h, head, target, weight, V)
+    torch.testing.assert_close(loss, plain(h[:10], head, target[:10], weight[:10]))
+    assert torch.autograd.grad(loss, h)[0][10:].abs().max() == 0

@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from rmdm.backbone.dit import DiT, KVCache, rotate
+from rmdm.backbone.dropout import dropout
+from rmdm.config import ModelConfig
+
+V, L = 11, 8
+CONFIG = ModelConfig(layers=2, width=32, heads=4)
+
+
+def randomised(causal: bool, config: ModelConfig = CONFIG) -> DiT:
+    torch.manual_seed(0)
+    model = DiT(config, V, L, causal=causal)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def test_untrained_network_is_the_uniform_distribution():
+    model = DiT(CONFIG, V, L)
+    logits = model.logits(model(torch.randint(V, (2, L))))
+    assert logits.shape == (2, L, V)
+    assert logits.abs().max() == 0
+
+
+def test_embedding_has_a_row_for_the_mask_and_is_padded_to_64():
+    model = DiT(CONFIG, 64, L)
+    assert model.embed.num_embeddings == 128
+    assert model.mask_id == 64
+
+
+def test_rotary_scores_depend_on_distance_only():
+    model = randomised(causal=False)
+    q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    def score(i: int, j: int) -> float:
+        turned = [rotate(x, *model.rotary(place, 1)) for x, place in ((q, i), (k, j))]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(5, 2) == pytest.approx(score(6, 3), abs=1e-5)
+    assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-3)
+
+
+def test_causal_model_ignores_what_comes_later_and_the_other_does_not():
+    x = torch.randint(V, (1, L))
+    y = x.clone()
+    y[0, -1] = (y[0, -1] + 1) % V
+    causal, both = randomised(causal=True), randomised(causal=False)
+    torch.testing.assert_close(causal(x)[:, :-1], causal(y)[:, :-1])
+    assert (both(x)[:, :-1] - both(y)[:, :-1]).abs().max() > 1e-3
+
+
+def test_cached_decoding_equals_the_full_forward_pass():
+    model = randomised(causal=True)
+    x = torch.randint(V, (3, L))
+    cache = KVCache(CONFIG, 3, L, torch.device("cpu"), torch.float32)
+    steps = [model(x[:, i : i + 1], cache=cache) for i in range(L)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_tied_head_is_the_embedding():
+    model = DiT(ModelConfig(layers=1, width=32, heads=4, tie_embeddings=True), V, L)
+    assert model.head.weight is model.embed.weight
+
+
+def test_dropout_is_a_function_of_key_stream_and_element():
+    x = torch.ones(4, 16, 64)
+    key = torch.tensor([3, 4, 3, 2**62 + 11])
+    first = dropout(x, 0.25, key, 0)
+    assert torch.equal(first, dropout(x, 0.25, key, 0))
+    assert torch.equal(first[0], first[2])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, dropout(x, 0.25, key, 1))
+    assert torch.equal(dropout(x[1:], 0.25, key[1:], 0), first[1:])
+    assert first.unique().tolist() == [0.0, pytest.approx(1 / 0.75)]
+
+
+def test_dropout_drops_the_share_it_should():
+    x = torch.ones(64, 32, 64)
+    dropped = (dropout(x, 0.1, torch.arange(64) * 7919, 3) == 0).float()
+    # 131,072 draws: four standard errors are 0.0033.
+    assert float(dropped.mean()) == pytest.approx(0.1, abs=0.0034)
+    assert float(dropped.mean(dim=(0, 1)).std()) == pytest.approx((0.09 / 2048) ** 0.5, rel=0.4)
+
+
+def test_no_key_or_no_rate_means_no_dropout():
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(dropout(x, 0.5, None, 0), x)
+    assert torch.equal(dropout(x, 0.0, torch.tensor([1, 2]), 0), x)
