@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rmdm.config import Config
-from rmdm.errors import ConfigError
+from rmdm.errors import ConfigError, DataError
 
 Show = Callable[[str], None]
 Outcome = dict[str, Any]
@@ -28,24 +28,20 @@ def prepare_stage(config: Config, show: Show) -> Outcome:
         with world("cpu") as here:
             done = prepare(config.data, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
     train, valid = (done.manifest.splits[name] for name in ("train", "valid"))
-    if int(os.environ.get("RANK", "0")) == 0:
-        verb = "prepare: already done," if done.skipped else "prepare: wrote"
-        show(
-            f"{verb} {train.rows:,} training and {valid.rows:,} validation rows of {config.data.length} tokens "
-            f"(vocabulary {done.tokenizer.size:,}) in {done.dir}"
-        )
     return {"data_dir": str(done.dir), "skipped": done.skipped, "rows": train.rows, "valid_rows": valid.rows}
 
 
 def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
-    from rmdm.data.prepare import check_prepared, shard_dir
+    from rmdm.data.prepare import prepare, shard_dir
     from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
     from rmdm.training.distributed import world
     from rmdm.training.loop import train
 
-    data_dir = Path(config.data.dir) if config.data.dir else shard_dir(config.data)
-    check_prepared(config.data, data_dir)
+    data_dir = shard_dir(config.data)
+    if not (data_dir / "manifest.json").is_file():
+        raise DataError(f"{data_dir} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
+    prepare(config.data, progress=False)  # nothing left to do but check that these are the shards the config means
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data_dir)))
     existing = list_checkpoints(out)
     if existing and resume == "auto":

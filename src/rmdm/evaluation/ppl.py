@@ -51,7 +51,7 @@ def perplexity(
         for first in range(chunks):
             places = np.arange(first, n, chunks)
             x_BL = rows.take(places)
-            counted_BL = counted(x_BL, rows, pad_in_loss)
+            counted_BL = counted(rows, places, pad_in_loss)
             built = process.batch(x_BL, counted_BL, objective.backbone.mask_id, Draw(seed, 0, places, n)).to(device)
             nll_N = objective.nll(built).double()
             total += float((nll_N * built.weight_N).sum())

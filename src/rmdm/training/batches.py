@@ -62,23 +62,17 @@ def build_step(step: int, plan: Plan, rows: TokenRows, process: Process, mask_id
     micro, tokens = [], 0
     for places in plan.places():
         x_BL = rows.take(order[places])
-        counted_BL = counted(x_BL, rows, pad_in_loss)
+        counted_BL = counted(rows, order[places], pad_in_loss)
         micro.append(process.batch(x_BL, counted_BL, mask_id, Draw(plan.seed, step, places, plan.batch)))
         tokens += int(counted_BL.sum())
     return Step(step, micro, tokens)
 
 
-def counted(x_BL: np.ndarray, rows: TokenRows, pad_in_loss: bool) -> np.ndarray:
-    """Positions that enter the loss: all of them, or all but the padding that follows a row's text."""
-    if pad_in_loss or rows.manifest.layout == "packed":
-        return np.ones_like(x_BL, dtype=bool)
-    # PAD and the separator may share an id, so padding is what follows the last other token and its separator.
-    is_pad = x_BL == rows.pad_id
-    trailing = np.logical_and.accumulate(is_pad[:, ::-1], axis=1)[:, ::-1]
-    if rows.pad_id == rows.separator_id:
-        trailing[:, 1:] &= trailing[:, :-1].copy()
-        trailing[:, 0] = False
-    return ~trailing
+def counted(rows: TokenRows, indices: np.ndarray, pad_in_loss: bool) -> np.ndarray:
+    """Positions (B, L) that enter the loss: all of them, or all but the padding that follows a row's text."""
+    if pad_in_loss:
+        return np.ones((len(indices), rows.length), dtype=bool)
+    return np.arange(rows.length) < rows.lengths(indices)[:, None]
 
 
 class Prefetcher:

@@ -13,14 +13,17 @@ import errno
 import json
 import os
 import shutil
+import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -68,7 +71,8 @@ def save_checkpoint(
                 shutil.rmtree(stale)
             (temporary / "state").mkdir(parents=True)
         world.barrier()
-        dcp.save(_state(module, ema, optimizer), checkpoint_id=temporary / "state")
+        with _quiet():
+            dcp.save(_state(module, ema, optimizer), checkpoint_id=temporary / "state")
         weights = get_model_state_dict(
             ema if ema is not None else module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
         )
@@ -83,7 +87,7 @@ def save_checkpoint(
             _sync_dir(final.parent)
             for old in list_checkpoints(run)[:-KEEP]:
                 shutil.rmtree(old)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # torch's own is no Exception
         failure = _disk_error(error)
         if failure is None:
             raise
@@ -106,8 +110,9 @@ def load_checkpoint(
     meta = verify_checkpoint(path)
     state = _state(module, ema, optimizer)
     try:
-        dcp.load(state, checkpoint_id=path / "state")
-    except Exception as error:
+        with _quiet():
+            dcp.load(state, checkpoint_id=path / "state")
+    except (Exception, CheckpointException) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path} does not fit this model: {first}; check the config it was made with") from error
     set_model_state_dict(module, state["model"])
@@ -135,6 +140,14 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         if _signature(path / name) != signature:
             raise CheckpointError(f"{path / name} is damaged (size or CRC-32 is not the one recorded); {remedy}")
     return meta
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without DCP's remark that a single process is a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _state(module: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -52,14 +52,29 @@ class Result:
     tokens_per_second: float
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared data: rows to train on, rows to validate on, and the tokenizer that made them."""
+
+    rows: TokenRows
+    valid_rows: TokenRows | None
+    tokenizer: Tokenizer
+
+    @staticmethod
+    def open(folder: Path) -> "Corpus":
+        """Open a folder that `rmdm prepare` wrote."""
+        rows = TokenRows.open(folder, "train")
+        valid = TokenRows.open(folder, "valid") if rows.manifest.splits["valid"].rows else None
+        return Corpus(rows, valid, Tokenizer.load(folder / "tokenizer"))
+
+
 class Trainer:
     """Everything one rank holds during training."""
 
-    def __init__(self, config: Config, out: Path, data_dir: Path, world: World) -> None:
+    def __init__(self, config: Config, out: Path, corpus: Corpus, world: World) -> None:
         self.config, self.out, self.world = config, out, world
         self.process = PROCESSES[config.process]
-        self.rows, self.valid_rows = TokenRows.open(data_dir, "train"), TokenRows.open(data_dir, "valid")
-        self.tokenizer = Tokenizer.load(data_dir / "tokenizer")
+        self.rows, self.valid_rows, self.tokenizer = corpus.rows, corpus.valid_rows, corpus.tokenizer
         train = config.train
         self.plan = Plan.make(config.seed, train.batch, world.rank, world.size, train.micro_batch)
         on_gpu = world.device.type == "cuda"
@@ -127,7 +142,7 @@ class Trainer:
 
     def validate(self) -> Perplexity | None:
         """Bound (or exact value) on held-out rows; every rank computes it alike."""
-        if not len(self.valid_rows):
+        if self.valid_rows is None:
             return None
         with self.autocast():
             result = perplexity(
@@ -173,7 +188,7 @@ def train(
     if world.is_main:
         out.mkdir(parents=True, exist_ok=True)
         (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    trainer = Trainer(config, out, data_dir, world)
+    trainer = Trainer(config, out, Corpus.open(data_dir), world)
     first, window = 0, []
     if start_from is not None:
         meta = trainer.load(start_from)

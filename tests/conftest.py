@@ -1,0 +1,77 @@
+"""Fixtures shared by all tests. Threads are limited before torch loads: the suite runs one process a core."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rmdm.config import Config, load_config
+
+SMALL = {
+    "data.stories": "600",
+    "data.holdout": "100",
+    "model.layers": "2",
+    "model.width": "32",
+    "model.heads": "2",
+    "train.steps": "12",
+    "train.batch": "16",
+    "train.log_every": "1",
+    "train.valid_every": "0",
+    "train.valid_rows": "32",
+    "train.sample_every": "0",
+    "train.save_every": "4",
+    "optim.warmup": "4",
+}
+
+
+def small_flags(**overrides: str) -> list[str]:
+    """Flags that shrink storyworld-mini to seconds; keyword `a__b` overrides `a.b`."""
+    values = SMALL | {name.replace("__", "."): value for name, value in overrides.items()}
+    return [word for name, value in values.items() for word in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small storyworld corpus, prepared once."""
+    from rmdm.data.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("shards") / "mini"
+    prepare(dataclasses.replace(small_config().data, dir=str(folder)), progress=False)
+    return folder
+
+
+def small_config(process: str = "mdlm", **train: object) -> Config:
+    """A config for tests that train in this process."""
+    base = load_config("storyworld-mini")
+    return dataclasses.replace(
+        base,
+        process=process,
+        data=dataclasses.replace(base.data, stories=600, holdout=100),
+        model=dataclasses.replace(base.model, layers=2, width=32, heads=2, dropout=0.1),
+        optim=dataclasses.replace(base.optim, warmup=4),
+        train=dataclasses.replace(
+            base.train,
+            **{
+                "steps": 12, "batch": 16, "log_every": 1, "valid_every": 0, "valid_rows": 32, "sample_every": 0,
+                "save_every": 4, **train,
+            },
+        ),
+    )  # fmt: skip
+
+
+def rmdm(*args: str, ranks: int = 1, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, under torchrun when `ranks` > 1."""
+    command = [sys.executable, "-m", "rmdm", *args]
+    if ranks > 1:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [*launcher, "-m", "rmdm", *args]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=280)
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done

@@ -1,0 +1,52 @@
+"""One rank against two (gloo, on the CPU): the same losses, and checkpoints that move between them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import rmdm, small_flags
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def train(shards: Path, out: Path, *, ranks: int, **overrides: str) -> list[float]:
+    flags = small_flags(data__dir=str(shards), model__dropout="0.1", train__device="cpu", **overrides)
+    rmdm("train", "storyworld-mini", *flags, "--out", str(out), ranks=ranks)
+    return losses(out)
+
+
+@pytest.fixture(scope="module")
+def single(shards, tmp_path_factory) -> list[float]:
+    return train(shards, tmp_path_factory.mktemp("single") / "run", ranks=1)
+
+
+@pytest.fixture(scope="module")
+def straight(shards, tmp_path_factory) -> list[float]:
+    return train(shards, tmp_path_factory.mktemp("straight") / "run", ranks=1, optim__schedule="constant")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_have_the_losses_of_one(shards, single, tmp_path, parallel):
+    double = train(shards, tmp_path / "run", ranks=2, train__parallel=parallel)
+    assert double == pytest.approx(single, abs=1e-5)
+    assert single[0] - single[-1] > 0.05, "the weights must have moved for the comparison to mean something"
+
+
+def test_two_ranks_agree_when_padding_is_not_counted(shards, tmp_path):
+    # The ranks then hold different numbers of tokens, and only an all-reduced denominator gives the same loss.
+    one = train(shards, tmp_path / "one", ranks=1, data__pad_in_loss="false")
+    two = train(shards, tmp_path / "two", ranks=2, data__pad_in_loss="false", train__micro_batch="4")
+    assert two == pytest.approx(one, abs=1e-5)
+
+
+@pytest.mark.parametrize(("first", "then", "parallel"), [(2, 1, "fsdp"), (1, 2, "fsdp"), (2, 1, "ddp"), (1, 2, "ddp")])
+def test_a_checkpoint_resumes_on_another_number_of_ranks(shards, straight, tmp_path, first, then, parallel):
+    out = tmp_path / "run"
+    half = train(shards, out, ranks=first, train__steps="4", train__parallel=parallel, optim__schedule="constant")
+    both = train(shards, out, ranks=then, train__steps="12", train__parallel=parallel, optim__schedule="constant")
+    assert both[:4] == half
+    assert both == pytest.approx(straight, abs=1e-5)

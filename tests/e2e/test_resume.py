@@ -1,0 +1,142 @@
+"""Kill, resume, compare: a run that was interrupted is the run that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from rmdm.training.checkpoint import list_checkpoints
+from tests.conftest import rmdm, small_flags
+
+
+def losses(run: Path) -> list[tuple[int, float, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines if "loss" in line]
+
+
+def weights(run: Path) -> dict:
+    return load_file(list_checkpoints(run)[-1] / "model" / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert losses(one) == losses(other)
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    assert all(a[name].equal(b[name]) for name in a)
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "rmdm", "train", "storyworld-mini", *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process: subprocess.Popen[str]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        if process.poll() is not None:
+            pytest.fail(f"ended too early: {process.communicate()[0]}")
+        time.sleep(0.03)
+    pytest.fail("the run never got there")
+
+
+@pytest.fixture(scope="module")
+def whole(shards, tmp_path_factory) -> Path:
+    """The run that nothing interrupts; dropout on, so that its draws are resumed too."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    rmdm("train", "storyworld-mini", *flags(shards), "--out", str(out))
+    return out
+
+
+def flags(shards: Path, **more: str) -> list[str]:
+    # log_every does not divide save_every: an unfinished window of losses must survive the restart as well.
+    settings = {"model__dropout": "0.1", "train__steps": "60", "train__save_every": "10", "train__log_every": "3"}
+    return small_flags(data__dir=str(shards), **(settings | more))
+
+
+def test_kill_during_training_then_resume_is_bit_identical(shards, whole, tmp_path):
+    out = tmp_path / "run"
+    process = start(*flags(shards), "--out", str(out))
+    wait_for(lambda: len(list_checkpoints(out)) >= 2, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(losses(out)) < 20
+    done = rmdm("train", "storyworld-mini", *flags(shards), "--out", str(out), "--resume", "auto")
+    assert "from step" in done.stdout
+    assert_same_run(whole, out)
+
+
+def test_kill_while_a_checkpoint_is_written_leaves_nothing_corrupt(shards, whole, tmp_path):
+    out = tmp_path / "run"
+    # A marker file tells when the third checkpoint is half written; the process then waits to be killed.
+    hook = (
+        "import rmdm.training.checkpoint as c, sys, time, pathlib\n"
+        "real = c.dcp.save\n"
+        "def slow(state, **kw):\n"
+        "    real(state, **kw)\n"
+        f"    if len(c.list_checkpoints(pathlib.Path({str(out)!r}))) == 2:\n"
+        f"        pathlib.Path({str(tmp_path / 'now')!r}).touch(); time.sleep(600)\n"
+        "c.dcp.save = slow\n"
+        "from rmdm.cli import main; sys.exit(main())\n"
+    )
+    command = [sys.executable, "-c", hook, "train", "storyworld-mini", *flags(shards), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for((tmp_path / "now").exists, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert list((out / "checkpoints").glob(".tmp-step-*")), "the kill was meant to leave a half-written folder"
+    rmdm("train", "storyworld-mini", *flags(shards), "--out", str(out), "--resume", "auto")
+    assert not list((out / "checkpoints").glob(".tmp-step-*"))
+    assert_same_run(whole, out)
+
+
+def test_a_signal_saves_and_says_how_to_go_on(shards, whole, tmp_path):
+    out = tmp_path / "run"
+    process = start(*flags(shards, train__save_every="0"), "--out", str(out))
+    wait_for(lambda: (out / "metrics.jsonl").exists() and len(losses(out)) >= 3, process)
+    process.send_signal(signal.SIGTERM)
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert f"rmdm train {out} --resume auto" in text
+    rmdm("train", str(out), "--resume", "auto")
+    assert_same_run(whole, out)
+
+
+def test_a_finished_run_is_left_alone_and_says_so(shards, whole):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()}
+    done = rmdm("train", "storyworld-mini", *flags(shards), "--out", str(whole))
+    assert "already done" in done.stdout
+    assert {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()} == before
+
+
+def test_only_the_last_two_checkpoints_are_kept(whole):
+    assert [p.name for p in list_checkpoints(whole)] == ["step-00000050", "step-00000060"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(shards, whole, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(disk)], capture_output=True)
+    if made.returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        out = disk / "run"
+        command = ["train", "storyworld-mini", *flags(shards), "--out", str(out)]
+        failed = rmdm(*command, check=False)
+        assert failed.returncode == 2
+        last = failed.stderr.strip().splitlines()
+        assert len(last) == 1, failed.stderr
+        assert "No space left on device" in last[0]
+        assert "--resume auto" in last[0]
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        rmdm(*command)
+        assert_same_run(whole, out)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
