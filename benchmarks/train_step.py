@@ -18,7 +18,6 @@ import torch
 
 from rmdm.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from rmdm.processes.mdlm import most_masks
-from rmdm.training.batches import Prefetcher
 from rmdm.training.distributed import world
 from rmdm.training.loop import Corpus, Trainer
 
@@ -96,11 +95,9 @@ def main() -> None:
         rate = matmul_rate(here.device, args.matmul)
         trainer = Trainer(config, Path(out), corpus, here)
         trainer.objective.train()
-        mask_id, pin = trainer.objective.backbone.mask_id, here.device.type == "cuda"
+        pin = here.device.type == "cuda"
         times = []
-        with Prefetcher(
-            0, config.train.steps, trainer.plan, rows, trainer.process, mask_id=mask_id, pad_in_loss=True, pin=pin
-        ) as batches:
+        with trainer.batches(0) as batches:
             last = time.perf_counter()
             for item in batches:
                 if args.profile and item.step == args.warmup:
@@ -132,7 +129,7 @@ def main() -> None:
             "loss": float(stats[0]),
             "device": torch.cuda.get_device_name() if pin else "cpu",
             "torch": torch.__version__,
-            **{"peak_gib": torch.cuda.max_memory_allocated() / 2**30 if pin else None},
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if pin else None,
         }
     print("\n".join(f"{name:>22}  {value}" for name, value in result.items()))
     print(json.dumps({"arguments": vars(args), **result}))

@@ -237,11 +237,9 @@ def explain(error: ValidationError) -> str:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-        owner: Any = Config
-        for part in first["loc"][:-1]:
-            owner = next(f.type for f in dataclasses.fields(owner) if f.name == part)
-        known = [f.name for f in dataclasses.fields(owner)]
-        return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), known)}"
+        prefix = field.rpartition(".")[0] + "." if "." in field else ""
+        siblings = {n.removeprefix(prefix).split(".")[0] for n in field_names(Config) if n.startswith(prefix)}
+        return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), siblings)}"
     rule = first["msg"][0].lower() + first["msg"][1:]
     return f"{field}={first['input']!r}: {rule}"
 

@@ -134,7 +134,7 @@ def sample_stage(
     seconds = time.perf_counter() - began
     cut = model.config.data.layout == "padded"
     texts = [model.tokenizer.decode(row, stop_at_separator=cut) for row in x_BL]
-    for text in texts if show else []:
-        show(text)
+    if show is not None:
+        show("\n\n".join(texts))
     settings = {"steps": steps, "seed": seed, "temperature": temperature, "precision": "float64 draws"}
     return {"texts": texts, "tokens": x_BL.tolist(), "settings": settings, "seconds": seconds, "model_step": model.step}

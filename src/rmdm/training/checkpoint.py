@@ -15,10 +15,10 @@ import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -73,9 +73,8 @@ def save_checkpoint(
         world.barrier()
         with _quiet():
             dcp.save(_state(module, ema, optimizer), checkpoint_id=temporary / "state")
-        weights = get_model_state_dict(
-            ema if ema is not None else module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
+        gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = cast(dict[str, torch.Tensor], get_model_state_dict(ema or module, options=gathered))
         if world.is_main:
             write_model(temporary / "model", weights)
             files = {str(p.relative_to(temporary)): _signature(p) for p in _files(temporary)}
@@ -143,7 +142,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Without DCP's remark that a single process is a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

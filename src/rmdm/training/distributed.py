@@ -1,7 +1,7 @@
 """Ranks: one process, or many started by `torchrun`. The only place that wraps a model for parallel training."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,7 +51,7 @@ class World:
 
 
 @contextmanager
-def world(device: str = "auto") -> Iterator[World]:
+def world(device: str = "auto") -> Generator[World]:
     """Join the ranks that `torchrun` started, or be a world of one; leave the group at the end."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device=cuda, but torch sees no GPU here; use train.device=cpu or auto")
@@ -87,7 +87,7 @@ class Parallel:
             self.module = DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
 
     @contextmanager
-    def accumulating(self, last: bool) -> Iterator[None]:
+    def accumulating(self, last: bool) -> Generator[None]:
         """Gradients stay on this rank until the last micro-batch of a step."""
         if self.is_sharded:
             cast(FSDPModule, self.inner.backbone).set_requires_gradient_sync(last)

@@ -6,8 +6,7 @@ import math
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from rmdm.samplers import sample_rows
 from rmdm.training.batches import Plan, Prefetcher, Step
 from rmdm.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from rmdm.training.distributed import Parallel, World, reshard, shard
-from rmdm.training.metrics import MetricsLog
+from rmdm.training.metrics import Ledger, MetricsLog
 from rmdm.training.optim import build_optimizer, ema_decay, learning_rate, update_ema
 from rmdm.training.progress import Progress
 
@@ -125,7 +124,7 @@ class Trainer:
         stats = world.sum(torch.stack([loss / world.size, norm / world.size, torch.full_like(loss, float(stop))]))
         if self.checks_on_device:
             self.bad = torch.maximum(self.bad, (~torch.isfinite(stats).all()).float())
-            self.optimizer.found_inf = self.bad
+            setattr(self.optimizer, "found_inf", self.bad)  # noqa: B010  (torch reads it without declaring it)
         else:
             check_finite(item.step, stats.tolist(), self.out)
         for group in self.optimizer.param_groups:
@@ -175,6 +174,19 @@ class Trainer:
             self.out, step, self.parallel.module, self.ema, self.optimizer, meta, self.world, write_model
         )
 
+    def batches(self, first: int) -> Prefetcher:
+        """The batches of steps first..steps-1, built ahead."""
+        return Prefetcher(
+            first,
+            self.config.train.steps,
+            self.plan,
+            self.rows,
+            self.process,
+            mask_id=self.objective.backbone.mask_id,
+            pad_in_loss=self.config.data.pad_in_loss,
+            pin=self.world.device.type == "cuda",
+        )
+
     def load(self, path: Path) -> dict[str, Any]:
         """Go back to a checkpoint."""
         return load_checkpoint(path, self.parallel.module, self.ema, self.optimizer)
@@ -184,96 +196,72 @@ def train(
     config: Config, out: Path, data_dir: Path, world: World, *, resume: str, show: Callable[[str], None]
 ) -> Result:
     """Train until `config.train.steps`, a signal, or an error; `resume` is auto, never or a checkpoint's folder."""
+    settings, steps = config.train, config.train.steps
     start_from = find_resume(config, out, resume)
     if world.is_main:
         out.mkdir(parents=True, exist_ok=True)
         (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     trainer = Trainer(config, out, Corpus.open(data_dir), world)
-    first, window = 0, []
-    if start_from is not None:
-        meta = trainer.load(start_from)
-        first, window = int(meta["step"]), meta["window"]
-    settings, steps, L = config.train, config.train.steps, config.data.length
+    meta = trainer.load(start_from) if start_from is not None else {"step": 0, "window": []}
+    first = done = int(meta["step"])
+    if first >= steps:
+        raise ConfigError(f"{start_from} is already at step {first}; raise train.steps={steps} to go on")
+    log = MetricsLog(out / "metrics.jsonl", first, settings.tensorboard) if world.is_main else None
+    valid: Perplexity | None = None
+    checkpoint = out
+    began = time.perf_counter()
+
+    def report(step: int, loss: float, norm: float, rate: float) -> None:
+        if log is not None:
+            lr = learning_rate(config.optim, step - 1, steps)
+            log.write(step=step, loss=loss, grad_norm=norm, lr=lr, tokens_per_s=round(rate, 1))
+        progress.update(step, loss=loss, tokens_per_s=rate)
+
+    ledger = Ledger(
+        first, meta["window"], settings.log_every, steps, settings.batch * config.data.length,
+        check=lambda step, values: check_finite(step, values, out), report=report,
+    )  # fmt: skip
     if world.is_main:
         show(describe(trainer, first))
-    log = MetricsLog(out / "metrics.jsonl", first, settings.tensorboard) if world.is_main else None
-    loss, valid, checkpoint, saved = math.nan, None, start_from or out, first if start_from else -1
-    pending: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
-    began = logged_at = time.perf_counter()
-    logged_step, done = first, first
-    stopping = False
-
-    def settle(lag: int) -> None:
-        """Take in the figures of all but the last `lag` steps."""
-        nonlocal loss, window, stopping, logged_at, logged_step
-        while len(pending) > lag:
-            step, stats, event = pending.popleft()
-            if event is not None:
-                event.synchronize()
-            values = stats.tolist()
-            check_finite(step, values, out)
-            window.append(values[:2])
-            stopping = stopping or values[2] > 0
-            loss = values[0]
-            if (step + 1) % settings.log_every == 0 or step + 1 == steps:
-                now = time.perf_counter()
-                rate = (step + 1 - logged_step) * settings.batch * L / max(now - logged_at, 1e-9)
-                logged_at, logged_step = now, step + 1
-                mean = [sum(column) / len(window) for column in zip(*window, strict=True)]
-                window = []
-                if log is not None:
-                    lr = learning_rate(config.optim, step, steps)
-                    log.write(step=step + 1, loss=mean[0], grad_norm=mean[1], lr=lr, tokens_per_s=round(rate, 1))
-                progress.update(step + 1, loss=mean[0], tokens_per_s=rate)
-
-    def every(interval: int, step: int) -> bool:
-        return bool(interval) and step % interval == 0
-
     with (
         signals() as caught,
         Progress(config.name, first, steps, enabled=world.is_main, show=show) as progress,
-        Prefetcher(
-            first,
-            steps,
-            trainer.plan,
-            trainer.rows,
-            trainer.process,
-            mask_id=trainer.objective.backbone.mask_id,
-            pad_in_loss=config.data.pad_in_loss,
-            pin=world.device.type == "cuda",
-        ) as batches,
+        trainer.batches(first) as batches,
     ):
         trainer.objective.train()
         for item in batches:
-            stats = trainer.update(item, stop=bool(caught))
-            pending.append((item.step, *to_host(stats)))
-            settle(trainer.lag)
+            ledger.push(item.step, trainer.update(item, stop=bool(caught)))
+            ledger.settle(trainer.lag)
             done = item.step + 1
-            last = done == steps or stopping
+            last = done == steps or ledger.stopping
+            # once in a while: validate, sample, save
             if every(settings.valid_every, done) or last:
-                settle(0)
+                ledger.settle(0)
                 valid = trainer.validate()
                 if valid is not None and log is not None:
                     log.write(step=done, valid_nats=valid.nats, valid_ppl=valid.ppl, valid_tokens=valid.tokens)
                     progress.note(f"step {done}: {describe_validation(valid, config)}")
-            if every(settings.sample_every, done) and not stopping:
-                texts = trainer.samples(settings.sample_n)
-                for text in texts if world.is_main else []:
+            if every(settings.sample_every, done) and not ledger.stopping:
+                for text in trainer.samples(settings.sample_n):
                     progress.note(f"step {done}: {text}")
             if every(settings.save_every, done) or last:
-                settle(0)
-                checkpoint, saved = trainer.save(done, window), done
-            if stopping:
+                ledger.settle(0)
+                checkpoint = trainer.save(done, ledger.window)
+            if ledger.stopping:
                 break
-            if every(settings.valid_every, done) or every(settings.save_every, done):
-                logged_at, logged_step = time.perf_counter(), done  # the pause is no training time
+            if any(every(n, done) for n in (settings.valid_every, settings.sample_every, settings.save_every)):
+                ledger.settle(0)
+                ledger.resume_clock(done)
     if log is not None:
         log.close()
     seconds = time.perf_counter() - began
-    rate = (done - first) * settings.batch * L / max(seconds, 1e-9)
-    if saved != done:
-        raise CheckpointError(f"{out} is already at step {first} of train.steps={steps}; raise train.steps to go on")
-    return Result(done, done == steps, loss, valid, checkpoint, seconds, rate)
+    rate = (done - first) * settings.batch * config.data.length / max(seconds, 1e-9)
+    return Result(done, done == steps, ledger.loss, valid, checkpoint, seconds, rate)
+
+
+def every(interval: int, step: int) -> bool:
+    """Whether something that happens every `interval` steps (0: never) happens at `step`."""
+    return bool(interval) and step % interval == 0
 
 
 def find_resume(config: Config, out: Path, resume: str) -> Path | None:
@@ -329,19 +317,8 @@ def check_finite(step: int, values: list[float], out: Path) -> None:
         )
 
 
-def to_host(stats: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Start copying figures to the host; the event tells when they have arrived."""
-    if stats.device.type != "cuda":
-        return stats, None
-    host = torch.empty(stats.shape, dtype=stats.dtype, pin_memory=True)
-    host.copy_(stats, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host, event
-
-
 @contextmanager
-def signals() -> Iterator[list[int]]:
+def signals() -> Generator[list[int]]:
     """Collects SIGINT and SIGTERM, so that the loop can save and leave; a second one of the kind acts at once."""
     caught: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)

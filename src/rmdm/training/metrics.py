@@ -1,9 +1,19 @@
-"""Where the figures of a run go: metrics.jsonl always, TensorBoard if asked."""
+"""The figures of a run: read from the device without making it wait, then written down.
+
+metrics.jsonl is always written, TensorBoard events if asked.
+"""
 
 import json
+import math
 import os
+import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from rmdm.errors import ConfigError
 
@@ -52,3 +62,55 @@ def _step_of(line: str) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+class Ledger:
+    """Figures of the steps as the device delivers them, a few steps late on a GPU, and their means for each log line.
+
+    A step's figures are (loss, gradient norm, stop requests), summed over ranks, so every rank reads the same ones for
+    the same step and all take the same decisions.
+    """
+
+    def __init__(
+        self, first: int, window: list[list[float]], log_every: int, last: int, tokens_a_step: int,
+        check: Callable[[int, list[float]], None], report: Callable[[int, float, float, float], None],
+    ) -> None:  # fmt: skip
+        self.pending: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+        self.window, self.log_every, self.last, self.tokens_a_step = window, log_every, last, tokens_a_step
+        self.check, self.report = check, report
+        self.loss, self.stopping = math.nan, False
+        self.resume_clock(first)
+
+    def push(self, step: int, stats: Tensor) -> None:
+        """Start copying the figures of a step to the host."""
+        if stats.device.type != "cuda":
+            self.pending.append((step, stats, None))
+            return
+        host = torch.empty(stats.shape, dtype=stats.dtype, pin_memory=True)
+        host.copy_(stats, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self.pending.append((step, host, event))
+
+    def settle(self, lag: int) -> None:
+        """Take in the figures of all but the last `lag` steps; at a log line, report their means and the rate."""
+        while len(self.pending) > lag:
+            step, stats, event = self.pending.popleft()
+            if event is not None:
+                event.synchronize()
+            values = stats.tolist()
+            self.check(step, values)
+            self.window.append(values[:2])
+            self.loss, self.stopping = values[0], self.stopping or values[2] > 0
+            done = step + 1
+            if done % self.log_every == 0 or done == self.last:
+                now = time.perf_counter()
+                rate = (done - self.clock_step) * self.tokens_a_step / max(now - self.clock, 1e-9)
+                loss, norm = (sum(column) / len(self.window) for column in zip(*self.window, strict=True))
+                self.window = []
+                self.report(done, loss, norm, rate)
+                self.resume_clock(done)
+
+    def resume_clock(self, step: int) -> None:
+        """Count time from now on; called after a pause that was no training."""
+        self.clock, self.clock_step = time.perf_counter(), step

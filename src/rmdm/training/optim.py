@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rmdm.config import OptimConfig
 
@@ -37,5 +37,6 @@ def ema_decay(limit: float, step: int) -> float:
 @torch.no_grad()
 def update_ema(ema: nn.Module, module: nn.Module, decay: float) -> None:
     """ema <- decay * ema + (1 - decay) * weights, parameter by parameter; works on sharded modules alike."""
-    averages, weights = list(ema.parameters()), list(module.parameters())
+    averages: list[Tensor] = list(ema.parameters())
+    weights: list[Tensor] = list(module.parameters())
     torch._foreach_lerp_(averages, weights, 1 - decay)
