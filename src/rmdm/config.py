@@ -98,7 +98,10 @@ class ModelConfig:
     dropout: float = 0.0
     """Dropout after attention and MLP, drawn from (seed, step, row)."""
     tie_embeddings: bool = False
-    """Use the token embedding as the output head."""
+    """Use the token embedding as the output head, behind a learned D x D map."""
+    learned_positions: bool = False
+    """Add a learned embedding of the place in the row. RoPE alone cannot tell places apart in a fully masked row, which
+    matters where rows have a beginning and an end (`padded`), and not where they are cut anywhere (`packed`)."""
 
 
 @dataclass(kw_only=True, config=STRICT)

@@ -1,7 +1,7 @@
 """The transformer every model of the package shares.
 
 Notable:
-- rotary position embedding, no learned positions, so a trunk does not depend on the row length;
+- rotary position embedding; learned positions beside it as a setting, for rows that have a beginning and an end;
 - attention through `scaled_dot_product_attention`, bidirectional (MDLM) or causal (AR, with a key-value cache);
 - layer norms in fp32, no bias in any linear layer;
 - each block has six learned vectors (shift, scale and gate for attention and MLP): adaptive layer norm [Paper §3.4] of
@@ -129,33 +129,40 @@ class DiT(nn.Module):
         self.norm = LayerNorm(config.width)
         self.norm_scale = nn.Parameter(torch.ones(config.width))
         self.head = nn.Linear(config.width, padded, bias=False)
+        # A tied head would make the untrained network repeat its input; the map between the two starts at zero instead.
+        self.untie = nn.Linear(config.width, config.width, bias=False) if config.tie_embeddings else nn.Identity()
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
+        self.places = nn.Parameter(torch.empty(length, config.width)) if config.learned_positions else None
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Linear layers at 1/sqrt(fan-in); modulations zero; the head zero unless it is the embedding."""
-        D = self.config.width
-        nn.init.normal_(self.embed.weight, std=D**-0.5 if self.config.tie_embeddings else 1.0)
+        """Linear layers at 1/sqrt(fan-in); modulations and head (or the map before a tied head) zero."""
+        std = self.config.width**-0.5 if self.config.tie_embeddings else 1.0
+        nn.init.normal_(self.embed.weight, std=std)
+        if self.places is not None:
+            nn.init.normal_(self.places, std=std)
         for block in self.blocks:
             assert isinstance(block, Block)
             for linear in (block.qkv, block.out, block.up, block.down):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
             nn.init.zeros_(block.modulation)
-        if not self.config.tie_embeddings:
-            nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.untie.weight if isinstance(self.untie, nn.Linear) else self.head.weight)
 
     def forward(self, x_BL: Tensor, noise_key_B: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """Hidden states (B, L, D) of the last layer, normalised, ready for the head."""
         start = cache.filled if cache is not None else 0
         cos, sin = self.rotary(start, x_BL.shape[1])
-        h_BLD = self.embed(x_BL).to(self.compute_dtype)
+        h_BLD = self.embed(x_BL)
+        if self.places is not None:
+            h_BLD = h_BLD + self.places[start : start + x_BL.shape[1]]
+        h_BLD = h_BLD.to(self.compute_dtype)
         for block in self.blocks:
             h_BLD = block(h_BLD, cos, sin, noise_key_B, cache)
         if cache is not None:
             cache.filled += x_BL.shape[1]
-        return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
+        return self.untie((self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype))
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Logits over the V real tokens for the given hidden states; [MASK] and padding are never predicted."""

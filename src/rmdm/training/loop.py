@@ -206,15 +206,13 @@ def train(
     first = done = int(meta["step"])
     if first >= steps:
         raise ConfigError(f"{start_from} is already at step {first}; raise train.steps={steps} to go on")
-    log = MetricsLog(out / "metrics.jsonl", first, settings.tensorboard) if world.is_main else None
     valid: Perplexity | None = None
     checkpoint = out
     began = time.perf_counter()
 
     def report(step: int, loss: float, norm: float, rate: float) -> None:
-        if log is not None:
-            lr = learning_rate(config.optim, step - 1, steps)
-            log.write(step=step, loss=loss, grad_norm=norm, lr=lr, tokens_per_s=round(rate, 1))
+        lr = learning_rate(config.optim, step - 1, steps)
+        log.write(step=step, loss=loss, grad_norm=norm, lr=lr, tokens_per_s=round(rate, 1))
         progress.update(step, loss=loss, tokens_per_s=rate)
 
     ledger = Ledger(
@@ -225,6 +223,7 @@ def train(
         show(describe(trainer, first))
     with (
         signals() as caught,
+        MetricsLog(out / "metrics.jsonl", first, tensorboard=settings.tensorboard, enabled=world.is_main) as log,
         Progress(config.name, first, steps, enabled=world.is_main, show=show) as progress,
         trainer.batches(first) as batches,
     ):
@@ -238,7 +237,7 @@ def train(
             if every(settings.valid_every, done) or last:
                 ledger.settle(0)
                 valid = trainer.validate()
-                if valid is not None and log is not None:
+                if valid is not None:
                     log.write(step=done, valid_nats=valid.nats, valid_ppl=valid.ppl, valid_tokens=valid.tokens)
                     progress.note(f"step {done}: {describe_validation(valid, config)}")
             if every(settings.sample_every, done) and not ledger.stopping:
@@ -252,8 +251,6 @@ def train(
             if any(every(n, done) for n in (settings.valid_every, settings.sample_every, settings.save_every)):
                 ledger.settle(0)
                 ledger.resume_clock(done)
-    if log is not None:
-        log.close()
     seconds = time.perf_counter() - began
     rate = (done - first) * settings.batch * config.data.length / max(seconds, 1e-9)
     return Result(done, done == steps, ledger.loss, valid, checkpoint, seconds, rate)

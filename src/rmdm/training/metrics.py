@@ -10,7 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -19,18 +20,22 @@ from rmdm.errors import ConfigError
 
 
 class MetricsLog:
-    """Appends one JSON object a line; on resume it first drops the lines of steps that will be done again."""
+    """Appends one JSON object a line; on resume it first drops the lines of steps that will be done again.
 
-    def __init__(self, path: Path, resume_step: int, tensorboard: bool) -> None:
-        self.path = path
+    Ranks that do not write hold a log that is not enabled.
+    """
+
+    def __init__(self, path: Path, resume_step: int, *, tensorboard: bool, enabled: bool) -> None:
+        self.file: TextIO | None = None
+        self.writer: Any = None
+        if not enabled:
+            return
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if _step_of(line) <= resume_step]
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
             os.replace(temporary, path)
-        self.file = path.open("a", encoding="utf-8")
-        self.writer: Any = None
         if tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -39,21 +44,27 @@ class MetricsLog:
                     "train.tensorboard=true needs TensorBoard; install it with pip install 'rmdm[tensorboard]'"
                 ) from None
             self.writer = SummaryWriter(str(path.parent / "tensorboard"), purge_step=resume_step)
+        self.file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
         """Write one line; `step` counts finished updates."""
-        self.file.write(json.dumps(values) + "\n")
-        self.file.flush()
+        if self.file is not None:
+            self.file.write(json.dumps(values) + "\n")
+            self.file.flush()
         if self.writer is not None:
             for name, value in values.items():
                 if name != "step" and isinstance(value, int | float):
                     self.writer.add_scalar(name, value, values["step"])
 
-    def close(self) -> None:
-        """Flush and close."""
-        self.file.close()
-        if self.writer is not None:
-            self.writer.close()
+    def __enter__(self) -> "MetricsLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for open_file in (self.file, self.writer):
+            if open_file is not None:
+                open_file.close()
 
 
 def _step_of(line: str) -> float:

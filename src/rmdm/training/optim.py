@@ -10,7 +10,7 @@ from rmdm.config import OptimConfig
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """Fused AdamW; weight decay touches the matrices inside the blocks and not embeddings, head or vectors."""
-    decayed = [p for name, p in module.named_parameters() if p.ndim == 2 and ".blocks." in f".{name}"]
+    decayed = [p for name, p in module.named_parameters() if ".blocks." in f".{name}" and name.endswith(".weight")]
     chosen = {id(p) for p in decayed}
     rest = [p for p in module.parameters() if id(p) not in chosen]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]

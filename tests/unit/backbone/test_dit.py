@@ -18,8 +18,9 @@ def randomised(causal: bool, config: ModelConfig = CONFIG) -> DiT:
     return model.eval()
 
 
-def test_untrained_network_is_the_uniform_distribution():
-    model = DiT(CONFIG, V, L)
+@pytest.mark.parametrize("tied", [False, True])
+def test_untrained_network_is_the_uniform_distribution(tied):
+    model = DiT(ModelConfig(layers=2, width=32, heads=4, tie_embeddings=tied), V, L)
     logits = model.logits(model(torch.randint(V, (2, L))))
     assert logits.shape == (2, L, V)
     assert logits.abs().max() == 0
@@ -52,8 +53,9 @@ def test_causal_model_ignores_what_comes_later_and_the_other_does_not():
     assert (both(x)[:, :-1] - both(y)[:, :-1]).abs().max() > 1e-3
 
 
-def test_cached_decoding_equals_the_full_forward_pass():
-    model = randomised(causal=True)
+@pytest.mark.parametrize("learned", [False, True])
+def test_cached_decoding_equals_the_full_forward_pass(learned):
+    model = randomised(True, ModelConfig(layers=2, width=32, heads=4, learned_positions=learned))
     x = torch.randint(V, (3, L))
     cache = KVCache(CONFIG, 3, L, torch.device("cpu"), torch.float32)
     steps = [model(x[:, i : i + 1], cache=cache) for i in range(L)]
@@ -63,6 +65,15 @@ def test_cached_decoding_equals_the_full_forward_pass():
 def test_tied_head_is_the_embedding():
     model = DiT(ModelConfig(layers=1, width=32, heads=4, tie_embeddings=True), V, L)
     assert model.head.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_only_learned_positions_tell_places_of_a_fully_masked_row_apart(learned):
+    model = randomised(False, ModelConfig(layers=2, width=32, heads=4, learned_positions=learned))
+    h = model(torch.full((1, L), model.mask_id))[0]
+    spread = float((h - h[0]).abs().max().detach())
+    assert (spread > 1e-2) == learned
+    assert spread < 1e-5 or learned
 
 
 def test_dropout_is_a_function_of_key_stream_and_element():

@@ -288,3 +288,18 @@ class TestHuggingFace:
         ) as error:
             open_source(DataConfig(dataset=str(tmp_path / "void")), "train")
         assert "\n" not in str(error.value)
+
+    def test_a_hub_name_without_a_network_fails_at_once(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        import socket
+
+        def no_network(*_: object, **__: object) -> None:
+            raise socket.gaierror(-2, "Name or service not known")
+
+        monkeypatch.setattr(socket, "getaddrinfo", no_network)
+        for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(DataError, match="dataset 'nobody/nothing', split 'train', cannot be loaded"):
+            open_source(DataConfig(dataset="nobody/nothing"), "train")
+        assert "Retrying" not in capfd.readouterr().err

@@ -228,3 +228,19 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(RMDMError, match=message) as error:
             load_pretrained(TokenizerConfig(kind="pretrained", name=str(tmp_path / name)))
         assert "\n" not in str(error.value)
+
+
+def test_a_hub_name_without_a_network_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    def no_network(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(DataError, match=r"tokenizer 'nobody/nothing' cannot be loaded .*; check the name"):
+        load_pretrained(TokenizerConfig(kind="pretrained", name="nobody/nothing"))
+    assert "Retrying" not in capfd.readouterr().err

@@ -1,0 +1,46 @@
+"""Draw the picture in the README: one text of a trained model after some of its denoising steps, as SVG.
+
+    python docs/denoise.py RUN docs/denoise.svg --steps 32 --seed 3
+"""
+
+import argparse
+
+from rich.console import Console
+from rich.text import Text
+
+from rmdm.hub import load_model
+from rmdm.samplers import sample_ancestral
+
+FRAMES = 6
+
+
+def main() -> None:
+    """Sample one row, keep a few states, and export them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("svg")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    model = load_model(args.model)
+    states = []
+    sample_ancestral(model.backbone, 1, args.steps, args.seed, callback=lambda step, x: states.append(x[0].clone()))
+    console = Console(record=True, width=112, file=open("/dev/null", "w"))  # noqa: SIM115
+    previous = None
+    for frame in range(FRAMES):
+        step = round((frame + 1) * args.steps / FRAMES)
+        state, line = states[step - 1], Text(f"step {step:>3}  ", style="dim")
+        for place, token in enumerate(state.tolist()):
+            if token == model.backbone.mask_id:
+                line.append("░░ ", style="dim")
+                continue
+            word = model.tokenizer.decode([token])
+            new = previous is None or previous[place] == model.backbone.mask_id
+            line.append(f"{word} " if word else "", style="bold green" if new else "")
+        console.print(line, "")
+        previous = state
+    console.save_svg(args.svg, title=f"{model.config.name}: {args.steps} steps")
+
+
+if __name__ == "__main__":
+    main()

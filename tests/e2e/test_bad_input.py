@@ -1,0 +1,144 @@
+"""Every mistake a person can make with files: one clear line on standard error, exit code 2, nothing lost."""
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rmdm.cli import main
+from rmdm.training.checkpoint import list_checkpoints
+from tests.conftest import small_flags
+
+TEXT = "".join(
+    json.dumps({"text": f"a short line of text number {i} that fills some tokens"}) + "\n" for i in range(400)
+)
+WIKI = [
+    "--data.tokenizer.vocab_size", "300", "--data.holdout", "10", "--data.length", "16", "--model.layers", "1",
+    "--model.width", "16", "--model.heads", "2",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fails(capfd, *args: str) -> str:
+    """Run, expect exit code 2 and exactly one line on standard error; return it."""
+    assert main(list(args)) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1, error
+    assert error[0].startswith("rmdm: ")
+    return error[0]
+
+
+def prepare(path: Path | str, *more: str) -> list[str]:
+    return ["prepare", "wiki-small-mdlm", "--data.path", str(path), *WIKI, *more]
+
+
+def test_missing_file(capfd):
+    assert "nowhere.jsonl" in fails(capfd, *prepare("nowhere.jsonl"))
+
+
+def test_no_source_at_all(capfd):
+    assert "data.path" in fails(capfd, "prepare", "wiki-small-mdlm")
+
+
+def test_empty_corpus(capfd, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no documents" in fails(capfd, *prepare("empty.jsonl"))
+
+
+def test_corpus_shorter_than_one_row(capfd, tmp_path):
+    (tmp_path / "short.jsonl").write_text('{"text": "tiny"}\n{"text": "text"}\n')
+    line = fails(capfd, *prepare("short.jsonl", "--data.holdout", "0", "--data.length", "128"))
+    assert "128" in line
+
+
+def test_truncated_xz(capfd, tmp_path):
+    whole = lzma.compress(TEXT.encode())
+    (tmp_path / "cut.jsonl.xz").write_bytes(whole[: len(whole) // 2])
+    assert "cut.jsonl.xz" in fails(capfd, *prepare("cut.jsonl.xz"))
+
+
+def test_bad_field_in_yaml(capfd, tmp_path):
+    (tmp_path / "mine.yaml").write_text("name: mine\noptim: {learning_rate: 1}\n")
+    assert "unknown field 'optim.learning_rate'" in fails(capfd, "train", "mine.yaml")
+
+
+def test_training_before_preparing(capfd, tmp_path):
+    (tmp_path / "text.jsonl").write_text(TEXT)
+    assert "rmdm prepare" in fails(capfd, "train", "wiki-small-mdlm", "--data.path", "text.jsonl", *WIKI)
+
+
+def test_shards_of_another_tokenizer(capfd, tmp_path):
+    (tmp_path / "text.jsonl").write_text(TEXT)
+    assert main(prepare("text.jsonl", "--data.dir", "shards")) == 0
+    capfd.readouterr()
+    line = fails(capfd, *prepare("text.jsonl", "--data.dir", "shards", "--data.tokenizer.vocab_size", "280"))
+    assert "shards" in line
+    assert "tokenizer" in line
+
+
+def test_a_manifest_that_names_another_tokenizer_than_the_one_beside_it(capfd, tmp_path):
+    (tmp_path / "text.jsonl").write_text(TEXT)
+    command = prepare("text.jsonl", "--data.dir", "shards")
+    assert main(command) == 0
+    capfd.readouterr()
+    path = tmp_path / "shards" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["tokenizer"]["fingerprint"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    assert "tokenizer" in fails(capfd, "train", *command[1:], "--out", "run")
+
+
+def test_vocabulary_too_big_for_the_stored_type(capfd, tmp_path):
+    (tmp_path / "text.jsonl").write_text(TEXT)
+    command = prepare("text.jsonl", "--data.dir", "shards")
+    assert main(command) == 0
+    capfd.readouterr()
+    path = tmp_path / "shards" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["tokenizer"]["size"] = 70_000
+    path.write_text(json.dumps(manifest))
+    line = fails(capfd, "train", *command[1:], "--out", "run")
+    assert "uint16" in line
+
+
+def test_damaged_shard_and_manifest(capfd, tmp_path, shards):
+    folder = tmp_path / "copy"
+    shutil.copytree(shards, folder)
+    tokens = next(folder.glob("*.tokens"))
+    tokens.write_bytes(tokens.read_bytes()[:-100])
+    command = ["train", "storyworld-mini", *small_flags(data__dir=str(folder)), "--out", "run"]
+    assert tokens.name in fails(capfd, *command)
+    (folder / "manifest.json").write_text("{")
+    assert "manifest.json" in fails(capfd, *command)
+
+
+def test_corrupted_checkpoint(capfd, tmp_path, shards):
+    command = ["train", "storyworld-mini", *small_flags(data__dir=str(shards), train__steps="4"), "--out", "run"]
+    assert main(command) == 0
+    capfd.readouterr()
+    folder = list_checkpoints(tmp_path / "run")[-1]
+    victim = next((folder / "state").glob("*.distcp"))
+    content = bytearray(victim.read_bytes())
+    content[100] ^= 0xFF
+    victim.write_bytes(content)
+    line = fails(capfd, *command, "--train.steps", "8")
+    assert victim.name in line
+    assert "delete" in line
+
+
+def test_a_non_divisor_batch_under_ranks_names_both_numbers(capfd, tmp_path, shards, monkeypatch):
+    line = fails(
+        capfd,
+        "train",
+        "storyworld-mini",
+        *small_flags(data__dir=str(shards), train__micro_batch="5"),
+        "--out",
+        "run",
+    )
+    assert "train.micro_batch=5" in line

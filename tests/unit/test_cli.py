@@ -1,0 +1,78 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rmdm.cli import main, read_overrides
+from rmdm.errors import ConfigError
+
+
+def test_help_lists_the_verbs_without_importing_torch():
+    code = "import sys; from rmdm.cli import main; main(['--help']); print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("False\n")
+    for verb in ("run", "prepare", "train", "sample", "presets"):
+        assert f"\n  {verb} " in out
+
+
+def test_help_of_a_verb_shows_the_fields_with_the_presets_values(capsys):
+    assert main(["train", "storyworld-mini", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--optim.lr" in out
+    assert "Peak learning rate." in out
+    assert "--resume" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trian"], "unknown verb 'trian'; did you mean 'train'?"),
+        (["run"], "needs a preset first"),
+        (["run", "--out", "x"], "needs a preset first"),
+        (["run", "storyworld-mni"], "did you mean 'storyworld-mini'?"),
+        (["run", "storyworld-mini", "--optim.lrr", "1"], "unknown flag '--optim.lrr'; did you mean '--optim.lr'?"),
+        (["run", "storyworld-mini", "--outt", "1"], "unknown flag '--outt'; did you mean '--out'?"),
+        (["run", "storyworld-mini", "--optim.lr"], "--optim.lr needs a value"),
+        (["run", "storyworld-mini", "--optim.lr", "abc"], "optim.lr='abc'"),
+        (["run", "storyworld-mini", "--data.layout", "x"], "'padded' or 'packed'"),
+        (["run", "storyworld-mini", "extra"], "unexpected argument 'extra'"),
+        (["sample", "x", "--step", "3"], "unknown argument '--step' for 'rmdm sample'; did you mean '--steps'?"),
+        (["sample", "x", "--n", "many"], "invalid int value: 'many'"),
+        (["sample", "/no/such/run"], "/no/such/run does not exist"),
+        (["sample", "/tmp", "--n", "0"], "--n 0 is below 1"),
+        (["sample", "/tmp", "--steps", "0"], "--steps 0 is below 1"),
+        (["presets", "nothing-like-it"], "is no preset"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(args, message, capsys):
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert error.startswith("rmdm: ")
+
+
+def test_json_mistakes_are_json_too(capsys):
+    assert main(["run", "storyworld-mni", "--json"]) == 2
+    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert last["ok"] is False
+    assert "did you mean" in last["error"]
+
+
+def test_json_of_presets_is_the_last_line_and_alone_on_stdout(capsys):
+    assert main(["presets", "--json"]) == 0
+    captured = capsys.readouterr()
+    listing = json.loads(captured.out)
+    assert listing["ok"] is True
+    assert {"storyworld-mini", "lm1b-mdlm"} <= {entry["name"] for entry in listing["presets"]}
+    assert "storyworld-mini" in captured.err
+
+
+def test_overrides_are_spelled_as_in_yaml():
+    words = ["--optim.lr=1e-4", "--optim.betas", "0.9", "0.95", "--data.path", "null", "--train.micro-batch", "4"]
+    found = read_overrides(words, set())
+    assert found == {"optim.lr": "1e-4", "optim.betas": ["0.9", "0.95"], "data.path": None, "train.micro_batch": "4"}
+    assert read_overrides(["--optim.betas", "[0.9, 0.95]"], set()) == {"optim.betas": [0.9, 0.95]}
+    with pytest.raises(ConfigError, match="unknown flag"):
+        read_overrides(["--optim.beta", "1"], set())
