@@ -1,0 +1,64 @@
+"""What only a GPU can show: the compiled step, the device-side guard against bad losses, bf16."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from rmdm.errors import TrainingError
+from rmdm.hub import load_model
+from rmdm.samplers import sample_rows
+from rmdm.training import loop
+from rmdm.training.distributed import World
+from rmdm.training.loop import train
+from tests.conftest import small_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def run(config, out, shards, device):
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(shards)))
+    train(config, out, shards, World(0, 1, torch.device(device)), resume="auto", show=lambda text: None)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("process", ["mdlm", "ar"])
+def test_compiled_fp32_steps_have_the_losses_of_the_cpu(process, shards, tmp_path):
+    config = small_config(process, precision="fp32")
+    on_cpu = run(config, tmp_path / "cpu", shards, "cpu")
+    on_gpu = run(config, tmp_path / "gpu", shards, "cuda")
+    assert on_gpu == pytest.approx(on_cpu, abs=2e-3)
+    assert on_cpu[0] - on_cpu[-1] > 0.05
+
+
+def test_bf16_stays_close_to_fp32(shards, tmp_path):
+    full = run(small_config(precision="fp32"), tmp_path / "fp32", shards, "cuda")
+    half = run(small_config(precision="bf16"), tmp_path / "bf16", shards, "cuda")
+    assert half == pytest.approx(full, abs=2e-2)
+
+
+def test_a_bad_loss_blocks_this_and_later_updates_until_the_host_learns_of_it(shards, tmp_path, monkeypatch):
+    real, seen = loop.Trainer.update, {}
+
+    def poisoned(self, item, stop):
+        if item.step == 6:
+            seen["trainer"] = self
+            seen["before"] = self.objective.backbone.embed.weight.detach().clone()
+            with torch.no_grad():
+                self.objective.backbone.norm_scale.fill_(float("nan"))
+        return real(self, item, stop)
+
+    monkeypatch.setattr(loop.Trainer, "update", poisoned)
+    with pytest.raises(TrainingError, match="step 7: loss nan"):
+        run(small_config(), tmp_path, shards, "cuda")
+    assert torch.equal(seen["before"], seen["trainer"].objective.backbone.embed.weight)
+
+
+def test_samples_on_the_gpu_are_those_of_the_cpu(shards, tmp_path):
+    run(small_config(steps=60, save_every=0), tmp_path, shards, "cuda")
+    rows = [sample_rows(load_model(tmp_path, device).backbone, 16, 8, seed=0).cpu() for device in ("cpu", "cuda")]
+    # A draw that falls within rounding of a boundary may differ, and then the rest of that row.
+    same = (rows[0] == rows[1]).all(dim=1).float().mean()
+    assert float(same) >= 0.8
