@@ -1,6 +1,6 @@
 """Draw the picture in the README: one text of a trained model after some of its denoising steps, as SVG.
 
-    python docs/denoise.py RUN docs/denoise.svg --steps 32 --seed 3
+python docs/denoise.py RUN docs/denoise.svg --steps 32 --seed 3
 """
 
 import argparse

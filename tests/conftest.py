@@ -21,6 +21,7 @@ SMALL = {
     "model.heads": "2",
     "train.steps": "12",
     "train.batch": "16",
+    "train.compile": "false",
     "train.log_every": "1",
     "train.valid_every": "0",
     "train.valid_rows": "32",
@@ -58,6 +59,7 @@ def small_config(process: str = "mdlm", **train: object) -> Config:
         train=dataclasses.replace(
             base.train,
             **{
+                "compile": None,
                 "steps": 12, "batch": 16, "log_every": 1, "valid_every": 0, "valid_rows": 32, "sample_every": 0,
                 "save_every": 4, **train,
             },

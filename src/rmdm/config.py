@@ -98,7 +98,7 @@ class ModelConfig:
     dropout: float = 0.0
     """Dropout after attention and MLP, drawn from (seed, step, row)."""
     tie_embeddings: bool = False
-    """Use the token embedding as the output head, behind a learned D x D map."""
+    """Use the token embedding as the output head."""
     learned_positions: bool = False
     """Add a learned embedding of the place in the row. RoPE alone cannot tell places apart in a fully masked row, which
     matters where rows have a beginning and an end (`padded`), and not where they are cut anywhere (`packed`)."""
@@ -148,7 +148,8 @@ class TrainConfig:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Autocast precision; `auto` is bf16 on a GPU and fp32 on a CPU."""
     compile: bool | None = None
-    """Compile the step with torch.compile; null does so on a GPU only."""
+    """Compile the step with torch.compile; null does so on a GPU only. On a CPU it takes half a minute and needs a C++
+    compiler (without one the step is not compiled), and then about halves the time of a step."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     valid_every: int = 1000

@@ -14,8 +14,8 @@ def test_likelihood_of_a_bigram_network_equals_the_hand_computation():
     model = tiny_backbone(V, L, causal=True)
     with torch.no_grad():
         for block in model.blocks:
-            block.modulation[2] = 0
-            block.modulation[5] = 0
+            block.modulation[2] = -1
+            block.modulation[5] = -1
     embed, head = model.embed.weight.detach().double().numpy(), model.head.weight.detach().double().numpy()
     scale = model.norm_scale.detach().double().numpy()
     row = np.array([3, 0, 4, 4, 1, 2])

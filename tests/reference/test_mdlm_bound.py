@@ -79,7 +79,7 @@ def test_the_bound_is_tight_when_orders_agree():
     model = tiny_backbone(V, L)
     with torch.no_grad():
         for block in model.blocks:
-            block.modulation[2] = 0  # attention's gate
+            block.modulation[2] = -1  # attention's gate, less 1
             model.embed.weight[:] = model.embed.weight[model.mask_id]
     assert enumerated_bound(model, X) == pytest.approx(exact_nll(model, X), rel=1e-6)
 

@@ -5,7 +5,8 @@ Notable:
 - attention through `scaled_dot_product_attention`, bidirectional (MDLM) or causal (AR, with a key-value cache);
 - layer norms in fp32, no bias in any linear layer;
 - each block has six learned vectors (shift, scale and gate for attention and MLP): adaptive layer norm [Paper §3.4] of
-  a constant. Gates and head start at zero, so the untrained network is the uniform distribution;
+  a constant. Every block starts as the identity and the (untied) head at zero, so the untrained network is the uniform
+  distribution;
 - no time conditioning: the masks themselves tell the denoiser how far along it is;
 - one extra id, `mask_id = V`, beyond the tokenizer's V (AR uses it as the start of a row); the embedding is padded to a
   multiple of 64 rows, and the head never predicts past V;
@@ -90,7 +91,7 @@ class Block(nn.Module):
         self.out = nn.Linear(D, D, bias=False)
         self.up = nn.Linear(D, hidden, bias=False)
         self.down = nn.Linear(hidden, D, bias=False)
-        # Rows: shift, scale - 1 and gate of attention, then of the MLP.
+        # Rows: shift, scale - 1 and gate - 1 of attention, then of the MLP.
         self.modulation = nn.Parameter(torch.zeros(6, D))
         self.dropout = config.dropout
 
@@ -108,11 +109,11 @@ class Block(nn.Module):
             k, v = cache.extend(self.layer, k, v)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and L > 1)
         a = self.out(a.transpose(1, 2).reshape(B, L, D))
-        h_BLD = (h_BLD + gate1 * dropout(a, self.dropout, noise_key_B, 2 * self.layer)).to(h_BLD.dtype)
+        h_BLD = (h_BLD + (1 + gate1) * dropout(a, self.dropout, noise_key_B, 2 * self.layer)).to(h_BLD.dtype)
 
         m = self.norm2(h_BLD) * (1 + scale2) + shift2
-        m = self.down(F.gelu(self.up(m.to(h_BLD.dtype)), approximate="tanh"))
-        return (h_BLD + gate2 * dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)).to(h_BLD.dtype)
+        m = self.down(F.gelu(self.up(m.to(h_BLD.dtype))))
+        return (h_BLD + (1 + gate2) * dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)).to(h_BLD.dtype)
 
 
 class DiT(nn.Module):
@@ -129,8 +130,6 @@ class DiT(nn.Module):
         self.norm = LayerNorm(config.width)
         self.norm_scale = nn.Parameter(torch.ones(config.width))
         self.head = nn.Linear(config.width, padded, bias=False)
-        # A tied head would make the untrained network repeat its input; the map between the two starts at zero instead.
-        self.untie = nn.Linear(config.width, config.width, bias=False) if config.tie_embeddings else nn.Identity()
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         self.places = nn.Parameter(torch.empty(length, config.width)) if config.learned_positions else None
@@ -138,17 +137,20 @@ class DiT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Linear layers at 1/sqrt(fan-in); modulations and head (or the map before a tied head) zero."""
+        """Inner linear layers at 1/sqrt(fan-in); what writes to the residual stream, modulations and head at zero."""
         std = self.config.width**-0.5 if self.config.tie_embeddings else 1.0
         nn.init.normal_(self.embed.weight, std=std)
         if self.places is not None:
             nn.init.normal_(self.places, std=std)
         for block in self.blocks:
             assert isinstance(block, Block)
-            for linear in (block.qkv, block.out, block.up, block.down):
+            for linear in (block.qkv, block.up):
                 nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
-            nn.init.zeros_(block.modulation)
-        nn.init.zeros_(self.untie.weight if isinstance(self.untie, nn.Linear) else self.head.weight)
+            # Blocks start as the identity through these two matrices; a gate vector at zero would open far more slowly.
+            for start_at_zero in (block.out.weight, block.down.weight, block.modulation):
+                nn.init.zeros_(start_at_zero)
+        if not self.config.tie_embeddings:
+            nn.init.zeros_(self.head.weight)
 
     def forward(self, x_BL: Tensor, noise_key_B: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """Hidden states (B, L, D) of the last layer, normalised, ready for the head."""
@@ -162,7 +164,7 @@ class DiT(nn.Module):
             h_BLD = block(h_BLD, cos, sin, noise_key_B, cache)
         if cache is not None:
             cache.filled += x_BL.shape[1]
-        return self.untie((self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype))
+        return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Logits over the V real tokens for the given hidden states; [MASK] and padding are never predicted."""

@@ -70,10 +70,10 @@ class Tokenizer:
         ids: list[NDArray[np.uint32]] = []
         lengths: list[int] = []
         for group in _groups(texts):
-            if len(group) == 1 and len(group[0]) > LONG_CHARS and not self.add_special:
-                pieces = [e.ids for piece in _pieces(group[0]) for e in self._encode([piece])]
-                ids.append(_flat(pieces))
-                lengths.append(len(ids[-1]))
+            if len(group[0]) > LONG_CHARS and not self.add_special:
+                pieces = [_flat([e.ids for e in self._encode([piece])]) for piece in _pieces(group[0])]
+                ids += pieces
+                lengths.append(sum(map(len, pieces)))
                 continue
             encoded = [e.ids for e in self._encode(group)]
             ids.append(_flat(encoded))
@@ -200,7 +200,7 @@ def sample_texts(source: "Source", budget: int) -> Iterator[list[str]]:
             taken: list[str] = []
             for text in block.documents():
                 raw = text.encode()
-                taken.append(text if len(raw) <= share else raw[:share].decode(errors="ignore"))
+                taken += _pieces(text if len(raw) <= share else raw[:share].decode(errors="ignore"))
                 cost = min(share, len(raw))
                 share, budget = share - cost, budget - cost
                 if share <= 0:
@@ -318,9 +318,9 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A long text in pieces of about ENCODE_CHARS that join to the whole, each but the first beginning with a space."""
+    """A text in pieces that join to the whole: itself, or, when it is long, stretches of about ENCODE_CHARS."""
     start = 0
-    while len(text) - start > ENCODE_CHARS:
+    while len(text) > LONG_CHARS and len(text) - start > ENCODE_CHARS:
         cut = start + ENCODE_CHARS
         while cut > start and not (text[cut] == " " and text[cut - 1].isalpha() and text[cut + 1 : cut + 2].isalpha()):
             cut -= 1

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Generator
@@ -84,7 +85,7 @@ class Trainer:
         self.parameters = sum(p.numel() for p in objective.parameters())
         self.ema = copy.deepcopy(objective).requires_grad_(False).eval() if config.optim.ema else None
         sharded = train.parallel == "fsdp" and world.size > 1
-        if train.compile or (train.compile is None and on_gpu):
+        if wants_compile(train.compile, world):
             if sharded:
                 for block in objective.backbone.blocks:
                     block.compile(dynamic=False)
@@ -254,6 +255,14 @@ def train(
     seconds = time.perf_counter() - began
     rate = (done - first) * settings.batch * config.data.length / max(seconds, 1e-9)
     return Result(done, done == steps, ledger.loss, valid, checkpoint, seconds, rate)
+
+
+def wants_compile(setting: bool | None, world: World) -> bool:
+    """Whether to compile the step: as the config says, where there is a compiler for this device's code."""
+    if world.device.type == "cuda":
+        return setting is not False
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    return bool(setting) and compiler is not None
 
 
 def every(interval: int, step: int) -> bool:

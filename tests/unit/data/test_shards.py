@@ -106,6 +106,17 @@ def test_rows_equal_the_naive_ones(
         assert rows.lengths(indices).tolist() == lengths
 
 
+@pytest.mark.parametrize("wrap", [False, True])
+def test_rows_across_parts_at_every_alignment(tmp_path: Path, wrap: bool) -> None:
+    for first in range(1, 9):
+        for second in range(1, 9):
+            parts = [[[2] * (first - 1) + [1]], [[3] * (second - 1) + [1]], [], [[4] * 6 + [1]]]
+            write_shards(tmp_path, parts, length=6 if wrap else 4, wrap=wrap)
+            expected = naive_rows([document for part in parts for document in part], "packed", 6 if wrap else 4, wrap)
+            rows = TokenRows.open(tmp_path, "train")
+            assert rows.take(np.arange(len(rows))).tolist() == expected, (first, second)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_shards(tmp_path, [[[2, 3, 4, 1], [5, 6, 1]], [[7, 8, 9, 10, 1]], []], cut=2)
