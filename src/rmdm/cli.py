@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("rmdm: interrupted", file=sys.stderr)
         return 130
-    if wants_json and outcome is not None:
+    if wants_json and outcome is not None and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"ok": True, **outcome}))
     return int(outcome.get("exit", 0)) if outcome else 0
 
@@ -196,7 +197,7 @@ def run_prepare(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
     """`rmdm prepare`: text to token shards."""
     from rmdm.stages import prepare_stage
 
-    return prepare_stage(resolve_config(args.preset, overrides), show)
+    return prepare_stage(resolve_config(args.preset, overrides), show, Path(args.out) if args.out else None)
 
 
 def run_train(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:

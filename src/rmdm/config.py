@@ -304,6 +304,14 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(ADAPTER.dump_python(config, mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
+def save_config(config: Config, run: Path) -> None:
+    """Write the config into a run directory, whole or not at all."""
+    run.mkdir(parents=True, exist_ok=True)
+    temporary = run / ".config.yaml.tmp"
+    temporary.write_text(to_yaml(config), encoding="utf-8")
+    temporary.replace(run / "config.yaml")
+
+
 def _parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)

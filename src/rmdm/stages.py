@@ -8,17 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rmdm.config import Config
+from rmdm.config import Config, save_config
 from rmdm.errors import ConfigError, DataError
 
 Show = Callable[[str], None]
 Outcome = dict[str, Any]
 
 
-def prepare_stage(config: Config, show: Show) -> Outcome:
-    """Tokenise the corpus; ranks of `torchrun` share the work."""
+def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcome:
+    """Tokenise the corpus; ranks of `torchrun` share the work. A run directory, if named, gets the resolved config."""
     from rmdm.data.prepare import prepare
 
+    if out is not None and (out / "checkpoints").exists():
+        raise ConfigError(f"{out} already holds a trained run; prepare needs no --out, or one that is new")
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
         done = prepare(config.data, log=show)
@@ -28,13 +30,15 @@ def prepare_stage(config: Config, show: Show) -> Outcome:
         with world("cpu") as here:
             done = prepare(config.data, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
     train, valid = (done.manifest.splits[name] for name in ("train", "valid"))
+    if out is not None and int(os.environ.get("RANK", "0")) == 0:
+        save_config(with_shards(config, done.dir), out)
     return {"data_dir": str(done.dir), "skipped": done.skipped, "rows": train.rows, "valid_rows": valid.rows}
 
 
 def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
     from rmdm.data.prepare import prepare, shard_dir
-    from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
+    from rmdm.training.checkpoint import list_checkpoints, step_of
     from rmdm.training.distributed import world
     from rmdm.training.loop import train
 
@@ -42,10 +46,10 @@ def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     if not (data_dir / "manifest.json").is_file():
         raise DataError(f"{data_dir} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
     prepare(config.data, progress=False)  # nothing left to do but check that these are the shards the config means
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(data_dir)))
+    config = with_shards(config, data_dir)
     existing = list_checkpoints(out)
     if existing and resume == "auto":
-        step = verify_checkpoint(existing[-1])["step"]
+        step = step_of(existing[-1])
         if step >= config.train.steps:
             show(f"train: already done, {existing[-1]}")
             return {"skipped": True, "step": step, "run": str(out), "checkpoint": str(existing[-1])}
@@ -75,10 +79,15 @@ def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     }
 
 
+def with_shards(config: Config, folder: Path) -> Config:
+    """The config with its shard folder spelled out, so that a run finds its data when the source is gone."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(folder)))
+
+
 def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     """Prepare, train, and for storyworld measure; what is done already is skipped and said so."""
     prepared = prepare_stage(config, show)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=prepared["data_dir"]))
+    config = with_shards(config, Path(prepared["data_dir"]))
     trained = train_stage(config, out, resume, show)
     outcome: Outcome = {"prepare": prepared, "train": trained, "run": str(out)}
     if trained.get("exit"):

@@ -36,6 +36,15 @@ def test_two_ranks_have_the_losses_of_one(shards, single, tmp_path, parallel):
     assert single[0] - single[-1] > 0.05, "the weights must have moved for the comparison to mean something"
 
 
+def test_run_goes_through_all_stages_under_torchrun(tmp_path):
+    flags = small_flags(data__dir=str(tmp_path / "shards"), train__device="cpu", train__steps="4")
+    done = rmdm("run", "storyworld-mini", *flags, "--out", str(tmp_path / "run"), "--json", ranks=2)
+    objects = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(objects) == 1, "one rank speaks for all"
+    assert objects[0]["train"]["step"] == 4
+    assert [row["steps"] for row in objects[0]["consistency"]] == [1, 2, 4, 8, 16, 32]
+
+
 def test_two_ranks_agree_when_padding_is_not_counted(shards, tmp_path):
     # The ranks then hold different numbers of tokens, and only an all-reduced denominator gives the same loss.
     one = train(shards, tmp_path / "one", ranks=1, data__pad_in_loss="false")

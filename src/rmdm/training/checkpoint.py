@@ -43,6 +43,11 @@ def step_dir(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """Number of updates a checkpoint's folder name tells."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def list_checkpoints(run: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
     return sorted(p for p in (run / "checkpoints").glob("step-*") if (p / "meta.json").is_file())

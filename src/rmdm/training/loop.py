@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rmdm.config import Config, load_config, to_yaml
+from rmdm.config import Config, load_config, save_config
 from rmdm.data.shards import TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError, ConfigError, TrainingError
@@ -199,9 +199,9 @@ def train(
     """Train until `config.train.steps`, a signal, or an error; `resume` is auto, never or a checkpoint's folder."""
     settings, steps = config.train, config.train.steps
     start_from = find_resume(config, out, resume)
+    world.barrier()  # every rank has compared the old config before it is replaced
     if world.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        save_config(config, out)
     trainer = Trainer(config, out, Corpus.open(data_dir), world)
     meta = trainer.load(start_from) if start_from is not None else {"step": 0, "window": []}
     first = done = int(meta["step"])
@@ -214,7 +214,7 @@ def train(
     def report(step: int, loss: float, norm: float, rate: float) -> None:
         lr = learning_rate(config.optim, step - 1, steps)
         log.write(step=step, loss=loss, grad_norm=norm, lr=lr, tokens_per_s=round(rate, 1))
-        progress.update(step, loss=loss, tokens_per_s=rate)
+        progress.update(step, loss=loss, tokens_per_s=rate, seconds_left=(steps - step) * ledger.tokens_a_step / rate)
 
     ledger = Ledger(
         first, meta["window"], settings.log_every, steps, settings.batch * config.data.length,

@@ -90,6 +90,7 @@ class Ledger:
         self.window, self.log_every, self.last, self.tokens_a_step = window, log_every, last, tokens_a_step
         self.check, self.report = check, report
         self.loss, self.stopping = math.nan, False
+        self.first = first
         self.resume_clock(first)
 
     def push(self, step: int, stats: Tensor) -> None:
@@ -121,6 +122,8 @@ class Ledger:
                 self.window = []
                 self.report(done, loss, norm, rate)
                 self.resume_clock(done)
+            elif step == self.first:
+                self.resume_clock(done)  # the first step compiles and warms up; rates leave it out
 
     def resume_clock(self, step: int) -> None:
         """Count time from now on; called after a pause that was no training."""

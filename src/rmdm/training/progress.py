@@ -15,8 +15,8 @@ class Progress:
     """A bar with loss, tokens a second and time left; `note` prints a line above it."""
 
     def __init__(self, name: str, first: int, total: int, *, enabled: bool, show: Callable[[str], None]) -> None:
-        self.enabled, self.show, self.first, self.total = enabled, show, first, total
-        self.began = self.spoke = time.monotonic()
+        self.enabled, self.show, self.total = enabled, show, total
+        self.spoke = time.monotonic()
         console = Console(stderr=True)
         self.bar: RichProgress | None = None
         if enabled and console.is_terminal:
@@ -30,15 +30,14 @@ class Progress:
             )
             self.task = self.bar.add_task(name, total=total, completed=first, figures="")
 
-    def update(self, step: int, *, loss: float, tokens_per_s: float) -> None:
+    def update(self, step: int, *, loss: float, tokens_per_s: float, seconds_left: float) -> None:
         """Move the bar, or without a terminal print a line now and then."""
         figures = f"loss {loss:.4f}  {human(tokens_per_s)} tokens/s"
         if self.bar is not None:
             self.bar.update(self.task, completed=step, figures=figures)
         elif self.enabled and time.monotonic() - self.spoke > QUIET_SECONDS:
             self.spoke = time.monotonic()
-            left = (self.spoke - self.began) / max(step - self.first, 1) * (self.total - step)
-            self.show(f"step {step}/{self.total}  {figures}  {left:.0f} s left")
+            self.show(f"step {step}/{self.total}  {figures}  {seconds_left:.0f} s left")
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
