@@ -4,6 +4,8 @@ python docs/denoise.py RUN docs/denoise.svg --steps 32 --seed 3
 """
 
 import argparse
+import re
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -25,7 +27,7 @@ def main() -> None:
     model = load_model(args.model)
     states = []
     sample_ancestral(model.backbone, 1, args.steps, args.seed, callback=lambda step, x: states.append(x[0].clone()))
-    console = Console(record=True, width=112, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(record=True, width=150, file=open("/dev/null", "w"))  # noqa: SIM115
     previous = None
     for frame in range(FRAMES):
         step = round((frame + 1) * args.steps / FRAMES)
@@ -39,7 +41,8 @@ def main() -> None:
             line.append(f"{word} " if word else "", style="bold green" if new else "")
         console.print(line, "")
         previous = state
-    console.save_svg(args.svg, title=f"{model.config.name}: {args.steps} steps")
+    svg = console.export_svg(title=f"{model.config.name}: {args.steps} steps")
+    Path(args.svg).write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -99,10 +99,12 @@ def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
 
 def measure_stage(run: Path, show: Show) -> list[Outcome]:
     """Shares of grammatical and consistent stories against the number of denoising steps."""
+    import torch
+
     from rmdm.evaluation.consistency import consistency, render
     from rmdm.hub import load_model
 
-    model = load_model(run)
+    model = load_model(run, "cuda" if torch.cuda.is_available() else "cpu")
     path = run / "consistency.json"
     if path.is_file() and (saved := json.loads(path.read_text(encoding="utf-8")))["step"] == model.step:
         show(f"measure: already done, {path}")
