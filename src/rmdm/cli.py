@@ -131,8 +131,8 @@ def read_overrides(words: list[str], own: set[str]) -> dict[str, Any]:
         values = [inline] if inline else words[at + 1 : end]
         if not values:
             raise ConfigError(f"{flag} needs a value, for example '{flag} VALUE'")
-        # Text stays text, so that a name may look like a number; only null and lists are YAML's business.
-        plain = [yaml.safe_load(v) if v[:1] in "[{" or v == "null" else v for v in values]
+        # Text stays text, so that a name may look like a number; only lists and null are read as YAML reads them.
+        plain = [None if v in {"null", "None"} else yaml.safe_load(v) if v.startswith("[") else v for v in values]
         overrides[flags[name]] = plain[0] if len(plain) == 1 else plain
         at = end
     return overrides
@@ -160,8 +160,9 @@ def print_config_help(args: list[str]) -> None:
 
     refs = [word for word in args[1:] if not word.startswith("-")]
     base = load_config(refs[0]) if refs else Config()
+    off, prog = (tyro.conf.FlagConversionOff,), f"rmdm {args[0]} PRESET"
     with contextlib.suppress(SystemExit):
-        tyro.cli(Config, args=["--help"], default=base, config=(tyro.conf.FlagConversionOff,), prog="overrides:")
+        tyro.cli(Config, args=["--help"], default=base, config=off, prog=prog)
 
 
 def preset_flags(parser: argparse.ArgumentParser) -> None:

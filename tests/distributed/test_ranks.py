@@ -31,9 +31,15 @@ def straight(shards, tmp_path_factory) -> list[float]:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_have_the_losses_of_one(shards, single, tmp_path, parallel):
-    double = train(shards, tmp_path / "run", ranks=2, train__parallel=parallel)
+    double = train(shards, tmp_path / "run", ranks=2, train__parallel=parallel, train__sample_every="6")
     assert double == pytest.approx(single, abs=1e-5)
     assert single[0] - single[-1] > 0.05, "the weights must have moved for the comparison to mean something"
+
+
+def test_tied_embeddings_can_be_sharded(shards, tmp_path):
+    one = train(shards, tmp_path / "one", ranks=1, model__tie_embeddings="true")
+    two = train(shards, tmp_path / "two", ranks=2, model__tie_embeddings="true", train__parallel="fsdp")
+    assert two == pytest.approx(one, abs=1e-5)
 
 
 def test_run_goes_through_all_stages_under_torchrun(tmp_path):

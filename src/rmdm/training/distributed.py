@@ -98,8 +98,6 @@ class Parallel:
 
 def shard(objective: Objective, precision: torch.dtype) -> None:
     """Shard parameters, gradients and optimiser state by block over all ranks."""
-    if objective.backbone.config.tie_embeddings:
-        raise ConfigError("train.parallel=fsdp cannot shard tied embeddings; use model.tie_embeddings=False or ddp")
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
     for block in objective.backbone.blocks:
         fully_shard(block, mp_policy=policy)
