@@ -39,21 +39,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 on success, 2 on bad input, 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
     wants_json = "--json" in args
+    code, outcome = 0, None
     try:
         outcome = dispatch(args, wants_json)
+        code = int(outcome.get("exit", 0)) if outcome else 0
     except RMDMError as error:
-        print(f"rmdm: {error}", file=sys.stderr)
-        if wants_json:
-            print(json.dumps({"ok": False, "error": str(error)}))
-        return 2
+        code, outcome = 2, {"error": str(error)}
     except BrokenPipeError:
         return 1
+    except OSError as error:
+        # What no stage foresaw: an unwritable folder, a path through a file, a full disk.
+        place = f" ({error.filename})" if error.filename else ""
+        reason = error.strerror or str(error)
+        code, outcome = 2, {"error": f"{reason}{place}; check that the path exists, can be written and has room"}
     except KeyboardInterrupt:
-        print("rmdm: interrupted", file=sys.stderr)
-        return 130
+        code, outcome = 130, {"error": "interrupted; the same command goes on where this one stopped"}
+    if outcome is not None and "error" in outcome:
+        print(f"rmdm: {outcome['error']}", file=sys.stderr)
     if wants_json and outcome is not None and os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"ok": True, **outcome}))
-    return int(outcome.get("exit", 0)) if outcome else 0
+        print(json.dumps({"ok": code == 0, **outcome}))
+    return code
 
 
 def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
@@ -75,9 +80,12 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
         print(parser.format_help())
         print_config_help(args)
         return None
-    if verb.takes_config and (len(args) < 2 or args[1].startswith("-")):
-        raise ConfigError(f"'rmdm {args[0]}' needs a preset first, for example 'rmdm {args[0]} storyworld-mini'")
     known, rest = parser.parse_known_args(args[1:])
+    if verb.takes_config:
+        # argparse cannot tell the preset from the value of an override, so the preset is the first word left over.
+        if not rest or rest[0].startswith("-"):
+            raise ConfigError(f"'rmdm {args[0]}' needs a preset first, for example 'rmdm {args[0]} storyworld-mini'")
+        known.preset = rest.pop(0)
     if not verb.takes_config and rest:
         raise ConfigError(f"unknown argument {rest[0]!r} for 'rmdm {args[0]}'; {nearest(rest[0].split('=')[0], own)}")
     overrides = read_overrides(rest, own)
@@ -132,7 +140,10 @@ def read_overrides(words: list[str], own: set[str]) -> dict[str, Any]:
         if not values:
             raise ConfigError(f"{flag} needs a value, for example '{flag} VALUE'")
         # Text stays text, so that a name may look like a number; only lists and null are read as YAML reads them.
-        plain = [None if v in {"null", "None"} else yaml.safe_load(v) if v.startswith("[") else v for v in values]
+        try:
+            plain = [None if v in {"null", "None"} else yaml.safe_load(v) if v.startswith("[") else v for v in values]
+        except yaml.YAMLError:
+            raise ConfigError(f"{flag} {' '.join(values)}: not a list such as [0.9, 0.98]") from None
         overrides[flags[name]] = plain[0] if len(plain) == 1 else plain
         at = end
     return overrides
@@ -167,7 +178,8 @@ def print_config_help(args: list[str]) -> None:
 
 def preset_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the verbs that work on a preset."""
-    parser.add_argument("preset", help="a preset's name, a YAML file or a run directory")
+    parser.usage = "%(prog)s PRESET [--out OUT] [--resume RESUME] [--json] [--FIELD VALUE ...]"
+    parser.epilog = "PRESET: a preset's name, a YAML file or a run directory. The fields follow below."
     parser.add_argument("--out", help="run directory (default: runs/<name>)")
 
 

@@ -214,7 +214,13 @@ def load_config(ref: str | Path) -> Config:
             )
         path = path / "config.yaml"
     if path.is_file():
-        return decode(_parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it"
+            ) from None
+        return decode(_parse_yaml(text, str(path)), str(path))
     if str(ref) in preset_names():
         return decode(
             _parse_yaml((PRESETS / f"{ref}.yaml").read_text(encoding="utf-8"), f"preset {ref}"), f"preset {ref}"
@@ -251,39 +257,48 @@ def explain(error: ValidationError) -> str:
 def validate(config: Config) -> None:
     """Check the rules that span fields or bound values."""
     model, train, data, optim = config.model, config.train, config.data, config.optim
-    for name, value, least in [
-        ("model.layers", model.layers, 1),
-        ("model.width", model.width, 2),
-        ("model.heads", model.heads, 1),
-        ("data.length", data.length, 2),
-        ("data.holdout", data.holdout, 0),
-        ("data.stories", data.stories, 1),
-        ("train.steps", train.steps, 1),
-        ("train.batch", train.batch, 1),
-        ("train.log_every", train.log_every, 1),
-        ("train.valid_every", train.valid_every, 0),
-        ("train.sample_every", train.sample_every, 0),
-        ("train.save_every", train.save_every, 0),
-        ("train.valid_rows", train.valid_rows, 1),
-        ("sample.steps", config.sample.steps, 1),
-        ("optim.warmup", optim.warmup, 0),
-        ("seed", config.seed, 0),
+    infinity = float("inf")
+    for name, value, low, high in [
+        ("model.layers", model.layers, 1, 1000),
+        ("model.width", model.width, 2, 65_536),
+        ("model.heads", model.heads, 1, 4096),
+        ("model.mlp_ratio", model.mlp_ratio, 0.1, 64),
+        ("model.dropout", model.dropout, 0, 0.99),
+        ("data.length", data.length, 2, 1_000_000),
+        ("data.holdout", data.holdout, 0, infinity),
+        ("data.stories", data.stories, 1, infinity),
+        ("data.tokenizer.train_bytes", data.tokenizer.train_bytes, 1, infinity),
+        ("data.tokenizer.vocab_size", data.tokenizer.vocab_size, 1, 2**31),
+        ("train.steps", train.steps, 1, 10**12),
+        ("train.batch", train.batch, 1, 10_000_000),
+        ("train.log_every", train.log_every, 1, infinity),
+        ("train.valid_every", train.valid_every, 0, infinity),
+        ("train.sample_every", train.sample_every, 0, infinity),
+        ("train.save_every", train.save_every, 0, infinity),
+        ("train.valid_rows", train.valid_rows, 1, infinity),
+        ("train.sample_n", train.sample_n, 1, 10_000),
+        ("sample.steps", config.sample.steps, 1, infinity),
+        ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
+        ("optim.lr", optim.lr, 1e-12, 1000),
+        ("optim.warmup", optim.warmup, 0, infinity),
+        ("optim.cooldown", optim.cooldown, 0, 1),
+        ("optim.final_lr", optim.final_lr, 0, 1),
+        ("optim.betas[0]", optim.betas[0], 0, 0.999999),
+        ("optim.betas[1]", optim.betas[1], 0, 0.999999999),
+        ("optim.eps", optim.eps, 1e-30, 1),
+        ("optim.weight_decay", optim.weight_decay, 0, 1000),
+        ("optim.clip", optim.clip, 0, infinity),
+        ("optim.ema", optim.ema, 0, 0.999999999),
+        ("seed", config.seed, 0, 2**63 - 1),
     ]:
-        if value < least:
-            raise ConfigError(f"{name}={value} is below {least}; use {least} or more")
-    if model.width % model.heads or (model.width // model.heads) % 2:
-        good = next(h for h in range(model.heads, 0, -1) if model.width % h == 0 and (model.width // h) % 2 == 0)
-        raise ConfigError(
-            f"model.heads={model.heads} must divide model.width={model.width} into even parts; use {good}, for example"
-        )
-    if not 0 <= model.dropout < 1:
-        raise ConfigError(f"model.dropout={model.dropout} is outside [0, 1); use 0.1, for example")
-    if not 0 <= optim.ema < 1:
-        raise ConfigError(f"optim.ema={optim.ema} is outside [0, 1); use 0.9999, for example")
-    if not optim.lr > 0:
-        raise ConfigError(f"optim.lr={optim.lr} is not positive; use 3e-4, for example")
-    if not config.sample.temperature > 0:
-        raise ConfigError(f"sample.temperature={config.sample.temperature} is not positive; use 1.0, for example")
+        if not low <= value <= high:  # also false for nan
+            if high == infinity:
+                raise ConfigError(f"{name}={value} is below {low}; use {low} or more")
+            raise ConfigError(f"{name}={value} is outside {low}..{high:g}; use a value in that range")
+    if model.width % 2 or model.width % model.heads or (model.width // model.heads) % 2:
+        good = next((h for h in range(model.heads, 0, -1) if model.width % (2 * h) == 0), None)
+        remedy = f"use model.heads={good}" if good else "use an even width"
+        raise ConfigError(f"model.heads={model.heads} must divide model.width={model.width} into even parts; {remedy}")
     if data.wrap and data.layout != "packed":
         raise ConfigError(f"data.wrap needs data.layout=packed, not {data.layout}; drop one of them")
     if train.micro_batch is not None and not 1 <= train.micro_batch <= train.batch:

@@ -58,7 +58,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
     try:
         meta: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         config, vocab_size, step = decode(meta["config"], str(folder / "model.json")), meta["vocab_size"], meta["step"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):  # a UnicodeDecodeError is a ValueError
         raise CheckpointError(f"{folder / 'model.json'} is damaged (not the JSON of a model); restore it") from None
     tokenizer = Tokenizer.load(folder / "tokenizer")
     backbone = build_backbone(config, vocab_size)
@@ -67,6 +67,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
         if config.model.tie_embeddings:
             weights["head.weight"] = weights["embed.weight"]
         backbone.load_state_dict(weights)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder / 'model.safetensors'} is missing; restore it or train again") from None
     except (SafetensorError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder / 'model.safetensors'} is damaged or of another model: {reason}") from None
@@ -75,9 +77,10 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
 
 def find_model(path: Path) -> Path:
     """The release folder that `path` is or holds."""
-    if (path / "model.json").is_file():
-        return path
-    releases = sorted(path.glob("checkpoints/step-*/model/model.json"))
+    for folder in (path, path / "model"):
+        if (folder / "model.json").is_file():
+            return folder
+    releases = sorted(path.glob("checkpoints/step-[0-9]*/model/model.json"))
     if releases:
         return releases[-1].parent
     if not path.exists():

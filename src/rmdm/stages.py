@@ -1,5 +1,6 @@
 """The stages behind the verbs: prepare, train, sample and, for storyworld, measure. Each returns what --json prints."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,6 +14,11 @@ from rmdm.errors import ConfigError, DataError
 
 Show = Callable[[str], None]
 Outcome = dict[str, Any]
+
+
+def is_main() -> bool:
+    """Whether this process is the only rank or the first."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcome:
@@ -30,37 +36,42 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
         with world("cpu") as here:
             done = prepare(config.data, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
     train, valid = (done.manifest.splits[name] for name in ("train", "valid"))
-    if out is not None and int(os.environ.get("RANK", "0")) == 0:
+    if out is not None and is_main():
         save_config(with_shards(config, done.dir), out)
     return {"data_dir": str(done.dir), "skipped": done.skipped, "rows": train.rows, "valid_rows": valid.rows}
 
 
-def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
+def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "train") -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
     from rmdm.data.prepare import prepare, shard_dir
     from rmdm.training.checkpoint import list_checkpoints, step_of
     from rmdm.training.distributed import world
-    from rmdm.training.loop import train
+    from rmdm.training.loop import check_same_data, check_same_run, data_identity, train
 
     data_dir = shard_dir(config.data)
     if not (data_dir / "manifest.json").is_file():
         raise DataError(f"{data_dir} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
-    prepare(config.data, progress=False)  # nothing left to do but check that these are the shards the config means
+    prepared = prepare(
+        config.data, progress=False
+    )  # nothing left to do but check that these are the shards the config means
     config = with_shards(config, data_dir)
     existing = list_checkpoints(out)
     if existing and resume == "auto":
         step = step_of(existing[-1])
         if step >= config.train.steps:
-            show(f"train: already done, {existing[-1]}")
+            check_same_run(out, config)
+            check_same_data(existing[-1], data_identity(prepared.manifest))
+            if is_main():
+                show(f"train: already done, {existing[-1]}")
             return {"skipped": True, "step": step, "run": str(out), "checkpoint": str(existing[-1])}
     with world(config.train.device) as here:
         result = train(config, out, data_dir, here, resume=resume, show=show)
     if not result.finished:
         if here.is_main:
             show(
-                f"stopped at step {result.step}, saved {result.checkpoint}; go on with: rmdm train {out} --resume auto"
+                f"stopped at step {result.step}, saved {result.checkpoint}; go on with: rmdm {verb} {out} --resume auto"
             )
-        return {"finished": False, "step": result.step, "run": str(out), "exit": 130}
+        return {"finished": False, "step": result.step, "run": str(out), "exit": 128 + result.signal}
     if here.is_main:
         show(
             f"train: step {result.step} in {result.seconds:.0f} s ({result.tokens_per_second:,.0f} tokens/s, start-up "
@@ -81,18 +92,18 @@ def train_stage(config: Config, out: Path, resume: str, show: Show) -> Outcome:
 
 def with_shards(config: Config, folder: Path) -> Config:
     """The config with its shard folder spelled out, so that a run finds its data when the source is gone."""
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(folder)))
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(folder.resolve())))
 
 
 def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     """Prepare, train, and for storyworld measure; what is done already is skipped and said so."""
     prepared = prepare_stage(config, show)
     config = with_shards(config, Path(prepared["data_dir"]))
-    trained = train_stage(config, out, resume, show)
+    trained = train_stage(config, out, resume, show, verb="run")
     outcome: Outcome = {"prepare": prepared, "train": trained, "run": str(out)}
     if trained.get("exit"):
         return {**outcome, "exit": trained["exit"]}
-    if config.data.storyworld and not config.data.path and int(os.environ.get("RANK", "0")) == 0:
+    if config.data.storyworld and not config.data.path and is_main():
         outcome["consistency"] = measure_stage(out, show)
     return outcome
 
@@ -102,18 +113,23 @@ def measure_stage(run: Path, show: Show) -> list[Outcome]:
     import torch
 
     from rmdm.evaluation.consistency import consistency, render
-    from rmdm.hub import load_model
+    from rmdm.hub import find_model, load_model
+    from rmdm.training.checkpoint import file_signature
 
     model = load_model(run, "cuda" if torch.cuda.is_available() else "cpu")
-    path = run / "consistency.json"
-    if path.is_file() and (saved := json.loads(path.read_text(encoding="utf-8")))["step"] == model.step:
+    path, weights = run / "consistency.json", file_signature(find_model(run) / "model.safetensors")
+    rows = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: measure again
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        rows = saved["rows"] if saved["weights"] == weights else None
+    if rows is not None:
         show(f"measure: already done, {path}")
     else:
         show("measure: writing stories at 1 to 32 steps and checking each of them")
-        saved = {"step": model.step, "rows": consistency(model)}
-        path.write_text(json.dumps(saved, indent=1), encoding="utf-8")
-    show(render(saved["rows"], model))
-    return saved["rows"]
+        rows = consistency(model)
+        path.write_text(json.dumps({"step": model.step, "weights": weights, "rows": rows}, indent=1), encoding="utf-8")
+    show(render(rows, model))
+    return rows
 
 
 def sample_stage(

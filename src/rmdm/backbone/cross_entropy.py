@@ -5,6 +5,7 @@ recomputed, and only the chunk (in the compute dtype) is ever held. That costs t
 and no more.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,11 +61,12 @@ def _chunk_rows(h_ND: Tensor, head_VD: Tensor) -> int:
 
 def _chunks(
     h_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight_N: Tensor, vocab_size: int, with_grad: bool
-) -> list[tuple[Tensor, ...]]:
+) -> Iterator[tuple[Tensor, ...]]:
     rows = _chunk_rows(h_ND, head_VD)
     head = head_VD.to(h_ND.dtype)
     pieces = zip(h_ND.split(rows), target_N.split(rows), weight_N.split(rows), strict=True)
-    return [_chunk(h, head, target, weight, vocab_size, with_grad) for h, target, weight in pieces]
+    for h, target, weight in pieces:
+        yield _chunk(h, head, target, weight, vocab_size, with_grad)
 
 
 def _chunk(

@@ -135,7 +135,7 @@ class Manifest:
                 raw["splits"][name] = SplitCounts(segments=segments, **split)
             manifest = Manifest(**{f.name: raw[f.name] for f in fields(Manifest)})
             manifest.validate(path)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise DataError(f"{path} is damaged ({reason}); delete the folder {folder} and prepare it again") from None
         return manifest
@@ -145,8 +145,11 @@ class Manifest:
         write_json(Path(folder) / "manifest.json", asdict(self))
 
     def validate(self, path: Path) -> None:
-        """Raise DataError when the stored type cannot hold the vocabulary."""
-        size = self.tokenizer["size"]
+        """Raise DataError when the stored type cannot hold the vocabulary, KeyError or ValueError on missing facts."""
+        size = int(self.tokenizer["size"])
+        for fact in (self.tokenizer["pad_id"], self.tokenizer["separator_id"], *(s.rows for s in self.splits.values())):
+            int(fact)
+        _ = self.splits["train"], self.splits["valid"], self.tokenizer["fingerprint"], self.tokenizer["name"]
         if self.dtype not in DTYPES:
             raise DataError(
                 f"{path} names dtype {self.dtype!r}, known: {', '.join(DTYPES)}; prepare {path.parent} again"

@@ -20,7 +20,7 @@ def consistency(model: Model, steps: tuple[int, ...] = STEPS, n: int = 512, seed
     rows = []
     for count in steps if not model.backbone.causal else (model.backbone.length,):
         began = time.perf_counter()
-        x_BL = sample_rows(model.backbone, n, count, seed).cpu().numpy()
+        x_BL = sample_rows(model.backbone, n, count, seed, model.config.sample.temperature).cpu().numpy()
         seconds = time.perf_counter() - began
         checks = [world.check(model.tokenizer.decode(row, stop_at_separator=True)) for row in x_BL]
         rows.append(

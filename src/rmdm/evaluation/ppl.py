@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rmdm.data.order import permuted
 from rmdm.data.shards import TokenRows
 from rmdm.processes import Draw, Objective, Process
 from rmdm.training.batches import counted
@@ -39,7 +40,11 @@ def perplexity(
     batch: int = 64,
     seed: int = VALIDATION_SEED,
 ) -> Perplexity:
-    """Score the first `limit` rows; t is stratified over all of them together."""
+    """Score the first `limit` rows; t is stratified over all of them together, in a random order.
+
+    Without that order the first rows would always be seen with few masks and the last with many, and rows that lie
+    near each other are alike.
+    """
     device = next(objective.parameters()).device
     n = min(limit, len(rows))
     total, tokens = 0.0, 0
@@ -50,8 +55,9 @@ def perplexity(
         chunks = -(-n // batch)
         for first in range(chunks):
             places = np.arange(first, n, chunks)
-            x_BL = rows.take(places)
-            counted_BL = counted(rows, places, pad_in_loss)
+            chosen = permuted(seed, np.zeros_like(places), places, n)
+            x_BL = rows.take(chosen)
+            counted_BL = counted(rows, chosen, pad_in_loss)
             built = process.batch(x_BL, counted_BL, objective.backbone.mask_id, Draw(seed, 0, places, n)).to(device)
             nll_N = objective.nll(built).double()
             total += float((nll_N * built.weight_N).sum())

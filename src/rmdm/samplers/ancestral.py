@@ -41,7 +41,8 @@ def sample_ancestral(
     step_BL = torch.from_numpy(np.floor(uniform(seed, 0, UNMASK_STREAM, counters) * steps).astype(np.int64)).to(device)
     token_noise_BL = uniform(seed, 0, TOKEN_STREAM, counters)
     x_BL = torch.full((n, L), backbone.mask_id, device=device)
-    for step in range(steps):
+    # Only a callback wants to hear of steps in which nothing happens.
+    for step in range(steps) if callback is not None else step_BL.unique().tolist():
         row_N, place_N = torch.nonzero(step_BL == step, as_tuple=True)
         if len(row_N):
             rows, local_N = torch.unique(row_N, return_inverse=True)

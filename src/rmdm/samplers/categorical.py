@@ -11,7 +11,9 @@ from torch import Tensor
 
 def draw_categorical(logits_NV: Tensor, uniform_N: np.ndarray, temperature: float = 1.0) -> Tensor:
     """Token n is the one whose interval of the float64 cumulative distribution holds uniform_n in [0, 1)."""
-    p_NV = torch.softmax(logits_NV.double() / temperature, dim=-1)
+    logits_NV = logits_NV.double()
+    # Less the largest logit, so that a tiny temperature tends to the most likely token and not to 0/0.
+    p_NV = torch.softmax((logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / temperature, dim=-1)
     cdf_NV = p_NV.cumsum(dim=-1)
     # Scaled by the last entry, so that rounding in the sum cannot leave a uniform number without its token.
     u_N = torch.from_numpy(uniform_N).to(cdf_NV.device) * cdf_NV[:, -1]

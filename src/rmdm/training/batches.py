@@ -10,7 +10,7 @@ import numpy as np
 
 from rmdm.data.order import rows_of_step
 from rmdm.data.shards import TokenRows
-from rmdm.errors import ConfigError
+from rmdm.errors import ConfigError, DataError
 from rmdm.processes import Batch, Draw, Process
 
 
@@ -62,6 +62,8 @@ def build_step(step: int, plan: Plan, rows: TokenRows, process: Process, mask_id
     micro, tokens = [], 0
     for places in plan.places():
         x_BL = rows.take(order[places])
+        if x_BL.max() >= mask_id:
+            raise DataError(f"{rows.folder} holds token {x_BL.max()}, past its vocabulary; delete and prepare it again")
         counted_BL = counted(rows, order[places], pad_in_loss)
         micro.append(process.batch(x_BL, counted_BL, mask_id, Draw(plan.seed, step, places, plan.batch)))
         tokens += int(counted_BL.sum())

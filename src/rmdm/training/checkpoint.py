@@ -50,7 +50,7 @@ def step_of(checkpoint: Path) -> int:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    return sorted(p for p in (run / "checkpoints").glob("step-*") if (p / "meta.json").is_file())
+    return sorted(p for p in (run / "checkpoints").glob("step-[0-9]*") if (p / "meta.json").is_file())
 
 
 def save_checkpoint(
@@ -70,36 +70,40 @@ def save_checkpoint(
     final = step_dir(run, step)
     temporary = final.with_name(f".tmp-{final.name}")
     failure: OSError | None = None
-    try:
-        if world.is_main:
+    if world.is_main:
+        try:
             for stale in (run / "checkpoints").glob(".tmp-step-*"):
                 shutil.rmtree(stale)
             (temporary / "state").mkdir(parents=True)
-        world.barrier()
-        with _quiet():
-            dcp.save(_state(module, ema, optimizer), checkpoint_id=temporary / "state")
-        gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = cast(dict[str, torch.Tensor], get_model_state_dict(ema or module, options=gathered))
-        if world.is_main:
-            write_model(temporary / "model", weights)
-            files = {str(p.relative_to(temporary)): _signature(p) for p in _files(temporary)}
-            _write_json(temporary / "meta.json", {**meta, "step": step, "files": files})
-            _sync_tree(temporary)
-            if final.exists():
-                shutil.rmtree(final)
-            os.replace(temporary, final)
-            _sync_dir(final.parent)
-            for old in list_checkpoints(run)[:-KEEP]:
-                shutil.rmtree(old)
-    except (Exception, CheckpointException) as error:  # torch's own is no Exception
-        failure = _disk_error(error)
-        if failure is None:
-            raise
+        except OSError as error:
+            failure = error
+    # The ranks go on together or not at all: one that waits for a rank that has given up would wait for hours.
+    if not world.broadcast(failure is not None):
+        try:
+            with _quiet():
+                dcp.save(_state(module, ema, optimizer), checkpoint_id=temporary / "state")
+            gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            weights = cast(dict[str, torch.Tensor], get_model_state_dict(ema or module, options=gathered))
+            if world.is_main:
+                write_model(temporary / "model", weights)
+                files = {str(p.relative_to(temporary)): file_signature(p) for p in _files(temporary)}
+                _write_json(temporary / "meta.json", {**meta, "step": step, "files": files})
+                _sync_tree(temporary)
+                if final.exists():
+                    shutil.rmtree(final)
+                os.replace(temporary, final)
+                _sync_dir(final.parent)
+                for old in list_checkpoints(run)[:-KEEP]:
+                    shutil.rmtree(old)
+        except (Exception, CheckpointException) as error:  # torch's own is no Exception
+            failure = _disk_error(error)
+            if failure is None:
+                raise
     if world.broadcast(failure is not None):
         shutil.rmtree(temporary, ignore_errors=True)
         kept = list_checkpoints(run)
         last = f"the last good one is {kept[-1]}" if kept else "there is no earlier one"
-        reason = failure.strerror if failure is not None else "rank 0 could not write"
+        reason = str(failure) if failure is not None else "rank 0 could not write"
         raise CheckpointError(
             f"checkpoint of step {step} was not written to {run}: {reason}; {last}; make room, then go on with "
             f"'rmdm train {run} --resume auto'"
@@ -117,8 +121,8 @@ def load_checkpoint(
         with _quiet():
             dcp.load(state, checkpoint_id=path / "state")
     except (Exception, CheckpointException) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{path} does not fit this model: {first}; check the config it was made with") from error
+        reason = _innermost(error)
+        raise CheckpointError(f"{path} does not fit this model: {reason}; check the config it was made with") from error
     set_model_state_dict(module, state["model"])
     set_optimizer_state_dict(module, optimizer, state["optimizer"])
     if ema is not None:
@@ -131,7 +135,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     remedy = f"delete {path} to go on from the checkpoint before it, or restore the file"
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        files = meta["files"]
+        files, _, _ = meta["files"], int(meta["step"]), list(meta["window"])
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} has no meta.json, so it is no checkpoint; see {path.parent} for others"
@@ -141,7 +145,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     for name, signature in files.items():
         if not (path / name).is_file():
             raise CheckpointError(f"{path / name} is missing; {remedy}")
-        if _signature(path / name) != signature:
+        if file_signature(path / name) != signature:
             raise CheckpointError(f"{path / name} is damaged (size or CRC-32 is not the one recorded); {remedy}")
     return meta
 
@@ -181,11 +185,20 @@ def _disk_error(error: BaseException) -> OSError | None:
     return None
 
 
+def _innermost(error: BaseException) -> str:
+    """First line of the error that torch wrapped for its ranks."""
+    for inner in getattr(error, "failures", {}).values():
+        return _innermost(inner[0] if isinstance(inner, tuple) else inner)
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file())
 
 
-def _signature(path: Path) -> list[int]:
+def file_signature(path: Path) -> list[int]:
+    """Size and CRC-32 of a file."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

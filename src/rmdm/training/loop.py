@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rmdm.config import Config, load_config, save_config
-from rmdm.data.shards import TokenRows
+from rmdm.data.shards import Manifest, TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError, ConfigError, TrainingError
 from rmdm.evaluation.ppl import Perplexity, perplexity
@@ -27,13 +27,14 @@ from rmdm.hub import build_backbone, save_model
 from rmdm.processes import PROCESSES, Objective
 from rmdm.samplers import sample_rows
 from rmdm.training.batches import Plan, Prefetcher, Step
-from rmdm.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from rmdm.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint, step_of, verify_checkpoint
 from rmdm.training.distributed import Parallel, World, reshard, shard
 from rmdm.training.metrics import Ledger, MetricsLog
 from rmdm.training.optim import build_optimizer, ema_decay, learning_rate, update_ema
 from rmdm.training.progress import Progress
 
-# Fields that may change between a run and its continuation without changing what is computed up to a given step.
+# Fields that may change between a run and its continuation: where things are, how often they are reported, and how long
+# to go on (a falling learning rate then follows the new length from there). Which data is meant, the checkpoint tells.
 FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path", "data.workers", "optim.final_lr"}
 FIXED_TRAIN_FIELDS = {"train.batch"}
 
@@ -50,6 +51,13 @@ class Result:
     checkpoint: Path
     seconds: float
     tokens_per_second: float
+    signal: int
+    """The signal that stopped it, if one did."""
+
+
+def data_identity(manifest: Manifest) -> dict[str, Any]:
+    """What tells one prepared corpus from another."""
+    return {"tokenizer": manifest.tokenizer["fingerprint"], "source": manifest.source}
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,15 @@ class Corpus:
     rows: TokenRows
     valid_rows: TokenRows | None
     tokenizer: Tokenizer
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Fingerprints of tokenizer and source, kept in every checkpoint."""
 
     @staticmethod
     def open(folder: Path) -> "Corpus":
         """Open a folder that `rmdm prepare` wrote."""
         rows = TokenRows.open(folder, "train")
         valid = TokenRows.open(folder, "valid") if rows.manifest.splits["valid"].rows else None
-        return Corpus(rows, valid, Tokenizer.load(folder / "tokenizer"))
+        return Corpus(rows, valid, Tokenizer.load(folder / "tokenizer"), data_identity(rows.manifest))
 
 
 class Trainer:
@@ -75,6 +85,7 @@ class Trainer:
         self.config, self.out, self.world = config, out, world
         self.process = PROCESSES[config.process]
         self.rows, self.valid_rows, self.tokenizer = corpus.rows, corpus.valid_rows, corpus.tokenizer
+        self.identity = corpus.identity
         train = config.train
         self.plan = Plan.make(config.seed, train.batch, world.rank, world.size, train.micro_batch)
         on_gpu = world.device.type == "cuda"
@@ -158,7 +169,8 @@ class Trainer:
     def samples(self, n: int) -> list[str]:
         """Texts from the averaged weights; the same seed each time, so that they can be watched getting better."""
         with self.autocast():
-            x_BL = sample_rows(self.averaged.backbone, n, self.config.sample.steps, self.config.seed)
+            settings = self.config.sample
+            x_BL = sample_rows(self.averaged.backbone, n, settings.steps, self.config.seed, settings.temperature)
         reshard(self.averaged)
         cut = self.config.data.layout == "padded"
         return [self.tokenizer.decode(row, stop_at_separator=cut) for row in x_BL.cpu().numpy()]
@@ -170,7 +182,7 @@ class Trainer:
             kept = {name.removeprefix("backbone."): value for name, value in weights.items()}
             save_model(folder, kept, self.config, self.tokenizer, step)
 
-        meta = {"window": window}
+        meta = {"window": window, "data": self.identity}
         return save_checkpoint(
             self.out, step, self.parallel.module, self.ema, self.optimizer, meta, self.world, write_model
         )
@@ -199,14 +211,18 @@ def train(
     """Train until `config.train.steps`, a signal, or an error; `resume` is auto, never or a checkpoint's folder."""
     settings, steps = config.train, config.train.steps
     start_from = find_resume(config, out, resume)
-    world.barrier()  # every rank has compared the old config before it is replaced
-    if world.is_main:
-        save_config(config, out)
-    trainer = Trainer(config, out, Corpus.open(data_dir), world)
-    meta = trainer.load(start_from) if start_from is not None else {"step": 0, "window": []}
+    corpus = Corpus.open(data_dir)
+    trainer = Trainer(config, out, corpus, world)
+    meta: dict[str, Any] = {"step": 0, "window": []}
+    if start_from is not None:
+        check_same_data(start_from, corpus.identity)
+        meta = trainer.load(start_from)
     first = done = int(meta["step"])
     if first >= steps:
         raise ConfigError(f"{start_from} is already at step {first}; raise train.steps={steps} to go on")
+    world.barrier()  # every rank has read the old config before it is replaced
+    if world.is_main:
+        save_config(config, out)
     valid: Perplexity | None = None
     checkpoint = out
     began = time.perf_counter()
@@ -235,7 +251,7 @@ def train(
             done = item.step + 1
             last = done == steps or ledger.stopping
             # once in a while: validate, sample, save
-            if every(settings.valid_every, done) or last:
+            if (every(settings.valid_every, done) or last) and not ledger.stopping:  # who is told to stop saves at once
                 ledger.settle(0)
                 valid = trainer.validate()
                 if valid is not None:
@@ -254,7 +270,7 @@ def train(
                 ledger.resume_clock(done)
     seconds = time.perf_counter() - began
     rate = (done - first) * settings.batch * config.data.length / max(seconds, 1e-9)
-    return Result(done, done == steps, ledger.loss, valid, checkpoint, seconds, rate)
+    return Result(done, done == steps, ledger.loss, valid, checkpoint, seconds, rate, caught[0] if caught else 2)
 
 
 def wants_compile(setting: bool | None, world: World) -> bool:
@@ -281,17 +297,30 @@ def find_resume(config: Config, out: Path, resume: str) -> Path | None:
         path = Path(resume)
         if not (path / "meta.json").is_file():
             raise CheckpointError(f"--resume {resume} is no checkpoint; use auto, never or a folder checkpoints/step-N")
+        later = [other for other in existing if step_of(other) > step_of(path)]
+        if later:
+            raise ConfigError(f"{later[-1]} is later than --resume {resume}; delete it or use another --out")
+        check_same_run(path.parent.parent, config)
         return path
     if not existing:
         return None
-    if (out / "config.yaml").is_file():
-        check_same_run(load_config(out), config, out)
+    check_same_run(out, config)
     return existing[-1]
 
 
-def check_same_run(old: Config, new: Config, out: Path) -> None:
-    """Refuse to continue a run under settings that would make it another run."""
-    before, after = flatten(old), flatten(new)
+def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
+    """Refuse to continue on other data than the checkpoint was trained on."""
+    old = verify_checkpoint(checkpoint).get("data", identity)
+    for name, value in identity.items():
+        if old.get(name) != value:
+            raise ConfigError(f"{checkpoint} was trained with another {name}; use the old data or another --out")
+
+
+def check_same_run(out: Path, new: Config) -> None:
+    """Refuse to take a run for one of other settings; a folder without a config can be any run."""
+    if not (out / "config.yaml").is_file():
+        return
+    before, after = flatten(load_config(out)), flatten(new)
     for name, value in after.items():
         free = name in FREE_FIELDS or name.split(".")[0] in FREE_FIELDS
         if before.get(name) != value and (not free or name in FIXED_TRAIN_FIELDS):
@@ -303,12 +332,12 @@ def check_same_run(old: Config, new: Config, out: Path) -> None:
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     """All fields of nested dataclasses under dotted names."""
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+    for part in dataclasses.fields(config):
+        value = getattr(config, part.name)
         if dataclasses.is_dataclass(value):
-            fields |= flatten(value, f"{prefix}{field.name}.")
+            fields |= flatten(value, f"{prefix}{part.name}.")
         else:
-            fields[prefix + field.name] = value
+            fields[prefix + part.name] = value
     return fields
 
 
@@ -347,7 +376,8 @@ def describe(trainer: Trainer, first: int) -> str:
     """One line on what is about to be trained, and where."""
     config, world = trainer.config, trainer.world
     where = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else f"CPU x{os.cpu_count()}"
-    ranks = f", {world.size} ranks ({config.train.parallel})" if world.size > 1 else ""
+    how = "fsdp" if config.train.parallel == "fsdp" else "ddp"
+    ranks = f", {world.size} ranks ({how})" if world.size > 1 else ""
     start = f", from step {first}" if first else ""
     return (
         f"{config.process}: {trainer.parameters / 1e6:.2f}M parameters, {len(trainer.rows):,} rows of "

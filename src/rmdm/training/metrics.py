@@ -31,7 +31,7 @@ class MetricsLog:
         if not enabled:
             return
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = [line for line in lines if _step_of(line) <= resume_step]
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

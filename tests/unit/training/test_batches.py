@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 from rmdm.data.shards import TokenRows
 from rmdm.errors import ConfigError
@@ -14,16 +13,26 @@ def build(shards, step, rank=0, size=1, micro=None, pad_in_loss=True, process="m
     return build_step(step, plan, rows, PROCESSES[process], 999, pad_in_loss)
 
 
-def by_row(steps):
-    """Inputs of all rows of a step, in an order that does not depend on who held them."""
-    return torch.cat([batch.x_BL for step in steps for batch in step.micro]).sort(dim=0).values
+def by_place(shards, step, size, micro=None):
+    """Everything each row of the global batch brings along, whoever holds it."""
+    found = {}
+    for rank in range(size):
+        places = Plan.make(3, 16, rank, size, micro).places()
+        for batch, rows in zip(build(shards, step, rank, size, micro).micro, places, strict=True):
+            L = batch.x_BL.shape[1]
+            for b, place in enumerate(rows.tolist()):
+                mine = (batch.select_N // L == b) & (batch.weight_N > 0)
+                found[place] = [batch.x_BL[b].tolist(), int(batch.noise_key_B[b])]
+                found[place] += [t[mine].tolist() for t in (batch.select_N % L, batch.target_N, batch.weight_N)]
+    return found
 
 
 def test_a_step_is_the_same_for_any_number_of_ranks_and_micro_batches(shards):
-    whole = by_row([build(shards, 5)])
-    assert torch.equal(whole, by_row([build(shards, 5, rank, 2) for rank in range(2)]))
-    assert torch.equal(whole, by_row([build(shards, 5, rank, 4, micro=2) for rank in range(4)]))
-    assert not torch.equal(whole, by_row([build(shards, 6)]))
+    whole = by_place(shards, 5, 1)
+    assert sorted(whole) == list(range(16))
+    assert whole == by_place(shards, 5, 2)
+    assert whole == by_place(shards, 5, 4, micro=2)
+    assert whole != by_place(shards, 6, 1)
 
 
 def test_all_micro_batches_of_all_ranks_have_one_shape(shards):

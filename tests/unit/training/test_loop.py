@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 
+from rmdm.data.prepare import prepare
 from rmdm.errors import CheckpointError, ConfigError, TrainingError
 from rmdm.hub import load_model
 from rmdm.training import loop
@@ -128,3 +129,25 @@ def test_a_truncated_model_file_is_named(shards, tmp_path):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
         load_model(tmp_path)
+
+
+def test_a_run_does_not_go_on_with_other_data(shards, tmp_path):
+    run(small_config(steps=4), tmp_path / "run", shards)
+    other = tmp_path / "other"
+    config = small_config()
+    prepare(dataclasses.replace(config.data, stories=500, dir=str(other)), progress=False)
+    with pytest.raises(ConfigError, match="was trained with another source"):
+        run(config, tmp_path / "run", other)
+
+
+def test_an_explicit_checkpoint_must_be_the_last_of_its_run_and_fit_it(shards, tmp_path):
+    run(small_config(steps=8), tmp_path, shards)
+    first, last = list_checkpoints(tmp_path)
+    with pytest.raises(ConfigError, match=r"step-00000008 is later than --resume"):
+        run(small_config(), tmp_path, shards, resume=str(first))
+    before = (tmp_path / "config.yaml").read_text()
+    wider = small_config()
+    wider = dataclasses.replace(wider, model=dataclasses.replace(wider.model, width=64))
+    with pytest.raises(ConfigError, match=r"was trained with model.width=32"):
+        run(wider, tmp_path, shards, resume=str(last))
+    assert (tmp_path / "config.yaml").read_text() == before
