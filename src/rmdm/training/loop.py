@@ -240,6 +240,7 @@ def train(
         show(describe(trainer, first))
     with (
         signals() as caught,
+        repeatable(world),
         MetricsLog(out / "metrics.jsonl", first, tensorboard=settings.tensorboard, enabled=world.is_main) as log,
         Progress(config.name, first, steps, enabled=world.is_main, show=show) as progress,
         trainer.batches(first) as batches,
@@ -350,6 +351,17 @@ def check_finite(step: int, values: list[float], out: Path) -> None:
             f"step {step + 1}: loss {values[0]}, gradient norm {values[1]}; stopped before the update; {last}; "
             "try a lower optim.lr or a longer optim.warmup"
         )
+
+
+@contextmanager
+def repeatable(world: World) -> Generator[None]:
+    """On a CPU, only operations whose sums have one order: compiled code adds gradients atomically otherwise."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or world.device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 @contextmanager
