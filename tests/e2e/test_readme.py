@@ -28,6 +28,14 @@ def test_every_command_names_real_verbs_presets_and_flags():
             resolve_config(ref, read_overrides(pairs, own))
 
 
+def test_no_placeholder_and_no_dead_link_is_left():
+    assert not re.findall(r"\b[A-Z]+_[A-Z]+\b", README)
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(links) >= 8
+    for link in links:
+        assert (Path(__file__).parents[2] / link).exists(), link
+
+
 def test_the_python_example_runs(shards, tmp_path, capsys, monkeypatch):
     out = tmp_path / "runs" / "first"
     assert (
