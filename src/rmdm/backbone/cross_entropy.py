@@ -5,7 +5,6 @@ recomputed, and only the chunk (in the compute dtype) is ever held. That costs t
 and no more.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ CHUNK_ELEMENTS = {"cuda": 2**28, "cpu": 2**22}
 def linear_cross_entropy(h_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight_N: Tensor, vocab_size: int) -> Tensor:
     """sum_n weight_n * -log softmax(h_n W^T)[target_n] over the first `vocab_size` rows of W, as a fp32 scalar."""
     if not torch.is_grad_enabled():
-        nll_N = [c[0] for c in _chunks(h_ND, head_VD, target_N, weight_N, vocab_size, with_grad=False)]
-        return (torch.cat(nll_N) * weight_N).sum()
+        return (linear_nll(h_ND, head_VD, target_N, vocab_size) * weight_N).sum()
     loss: Tensor = _LinearCrossEntropy.apply(h_ND, head_VD, target_N, weight_N, vocab_size)
     return loss
 
@@ -28,8 +26,10 @@ def linear_cross_entropy(h_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight
 def linear_nll(h_ND: Tensor, head_VD: Tensor, target_N: Tensor, vocab_size: int) -> Tensor:
     """-log softmax(h_n W^T)[target_n] for each row, without gradients."""
     with torch.no_grad():
-        ones = torch.ones(len(target_N), device=h_ND.device)
-        return torch.cat([c[0] for c in _chunks(h_ND, head_VD, target_N, ones, vocab_size, with_grad=False)])
+        head = head_VD.to(h_ND.dtype)
+        rows = _chunk_rows(h_ND, head)
+        pieces = zip(h_ND.split(rows), target_N.split(rows), strict=True)
+        return torch.cat([_log_sum_exp_and_nll(h, head, target, vocab_size)[2] for h, target in pieces])
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -38,11 +38,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), device=h_ND.device)
         d_head = torch.zeros(head_VD.shape, device=head_VD.device)
         d_h = []
-        chunks = _chunks(h_ND, head_VD, target_N, weight_N, vocab_size, with_grad=True)
-        for (nll, dh, dw), w in zip(chunks, weight_N.split(_chunk_rows(h_ND, head_VD)), strict=True):
-            loss = loss + (nll * w).sum()
-            d_h.append(dh)
-            d_head = d_head + dw
+        head = head_VD.to(h_ND.dtype)
+        rows = _chunk_rows(h_ND, head)
+        for h, target, weight in zip(h_ND.split(rows), target_N.split(rows), weight_N.split(rows), strict=True):
+            logits, lse, nll = _log_sum_exp_and_nll(h, head, target, vocab_size)
+            loss = loss + (nll * weight).sum()
+            hit = torch.arange(vocab_size, device=h.device)[None, :] == target[:, None]
+            d_logits = (((logits - lse[:, None]).exp() - hit.float()) * weight[:, None]).to(h.dtype)
+            d_logits = F.pad(d_logits, (0, len(head) - vocab_size))
+            d_h.append(d_logits @ head)
+            d_head = d_head + d_logits.T @ h
         ctx.save_for_backward(torch.cat(d_h), d_head)
         ctx.head_dtype = head_VD.dtype
         return loss
@@ -59,26 +64,10 @@ def _chunk_rows(h_ND: Tensor, head_VD: Tensor) -> int:
     return -(-len(h_ND) // max(parts, 1)) or 1
 
 
-def _chunks(
-    h_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight_N: Tensor, vocab_size: int, with_grad: bool
-) -> Iterator[tuple[Tensor, ...]]:
-    rows = _chunk_rows(h_ND, head_VD)
-    head = head_VD.to(h_ND.dtype)
-    pieces = zip(h_ND.split(rows), target_N.split(rows), weight_N.split(rows), strict=True)
-    for h, target, weight in pieces:
-        yield _chunk(h, head, target, weight, vocab_size, with_grad)
-
-
-def _chunk(
-    h_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight_N: Tensor, vocab_size: int, with_grad: bool
-) -> tuple[Tensor, ...]:
-    """(nll_N,) or (nll_N, dL/dh, dL/dW) for one chunk."""
+def _log_sum_exp_and_nll(
+    h_ND: Tensor, head_VD: Tensor, target_N: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits in fp32, their log-sum-exp, and -log softmax at the target, for one chunk of rows."""
     logits = (h_ND @ head_VD.T)[:, :vocab_size].float()
     lse_N = logits.logsumexp(dim=1)
-    nll_N = lse_N - logits.gather(1, target_N[:, None]).squeeze(1)
-    if not with_grad:
-        return (nll_N,)
-    hit = torch.arange(vocab_size, device=h_ND.device)[None, :] == target_N[:, None]
-    d_logits = (((logits - lse_N[:, None]).exp() - hit.float()) * weight_N[:, None]).to(h_ND.dtype)
-    d_logits = F.pad(d_logits, (0, len(head_VD) - vocab_size))
-    return nll_N, d_logits @ head_VD, d_logits.T @ h_ND
+    return logits, lse_N, lse_N - logits.gather(1, target_N[:, None]).squeeze(1)
