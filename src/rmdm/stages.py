@@ -33,7 +33,7 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
     else:
         from rmdm.training.distributed import world
 
-        with world("cpu") as here:
+        with world(config.train.device) as here:
             done = prepare(config.data, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
     train, valid = (done.manifest.splits[name] for name in ("train", "valid"))
     if out is not None and is_main():
@@ -97,6 +97,16 @@ def with_shards(config: Config, folder: Path) -> Config:
 
 def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     """Prepare, train, and for storyworld measure; what is done already is skipped and said so."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from rmdm.training.distributed import world
+
+        with world(config.train.device):
+            return run_stages_here(config, out, resume, show)
+    return run_stages_here(config, out, resume, show)
+
+
+def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outcome:
+    """The stages, as one rank of a group that is already there or as the only one."""
     prepared = prepare_stage(config, show)
     config = with_shards(config, Path(prepared["data_dir"]))
     trained = train_stage(config, out, resume, show, verb="run")

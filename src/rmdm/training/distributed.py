@@ -52,7 +52,10 @@ class World:
 
 @contextmanager
 def world(device: str = "auto") -> Generator[World]:
-    """Join the ranks that `torchrun` started, or be a world of one; leave the group at the end."""
+    """Join the ranks that `torchrun` started, or be a world of one; leave the group at the end.
+
+    Inside another `world` it is the same group: to leave and join again would race for the ranks' addresses.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device=cuda, but torch sees no GPU here; use train.device=cpu or auto")
     use_cuda = device != "cpu" and torch.cuda.is_available()
@@ -63,6 +66,9 @@ def world(device: str = "auto") -> Generator[World]:
         torch.cuda.set_device(target)
     if size == 1:
         yield World(0, 1, target)
+        return
+    if dist.is_initialized():
+        yield World(rank, size, target)
         return
     # Long waits are normal: other ranks stand by while one trains a tokenizer or a slow disk takes a checkpoint.
     backend = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
