@@ -132,7 +132,7 @@ def test_corrupted_checkpoint(capfd, tmp_path, shards):
     assert "delete" in line
 
 
-def test_a_non_divisor_batch_under_ranks_names_both_numbers(capfd, tmp_path, shards, monkeypatch):
+def test_a_micro_batch_that_does_not_divide_is_named(capfd, shards):
     line = fails(
         capfd,
         "train",
