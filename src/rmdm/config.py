@@ -132,8 +132,8 @@ class OptimConfig:
 
 
 @dataclass(kw_only=True, config=STRICT)
-class TrainConfig:
-    """The training loop: how much, where, and how often it reports."""
+class LoopConfig:
+    """A training loop: how much, where, and how often it reports."""
 
     steps: int = 50_000
     """Optimiser steps."""
@@ -153,17 +153,97 @@ class TrainConfig:
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     valid_every: int = 1000
-    """Steps between validation bounds; 0 for none but the last."""
+    """Steps between figures on held-out rows; 0 for none but the last."""
     valid_rows: int = 1024
     """Rows of the held-out split a validation uses."""
-    sample_every: int = 1000
-    """Steps between printed samples; 0 for none."""
-    sample_n: int = 2
-    """Samples to print."""
     save_every: int = 1000
     """Steps between checkpoints; 0 for the last one only. The last two are kept."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra `tensorboard`)."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class TrainConfig(LoopConfig):
+    """The training loop of stage II, with samples to watch."""
+
+    sample_every: int = 1000
+    """Steps between printed samples; 0 for none."""
+    sample_n: int = 2
+    """Samples to print."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class EncoderConfig:
+    """The pretrained encoder whose embeddings become the latent."""
+
+    name: str | None = None
+    """A known name (`all-MiniLM-L6-v2`, `all-mpnet-base-v2`, `bert-base-uncased`, `answerdotai/ModernBERT-large`,
+    `Qwen/Qwen3-Embedding-0.6B`), any other hub name, a local folder, or a run of this project. Null: no latent."""
+    channels: int | None = None
+    """Keep only this many first channels of its output (Qwen3-Embedding is trained to be cut so)."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Precision of the encoder; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    batch_tokens: int = 65_536
+    """Encoder tokens taken through at once, padding counted (a sixteenth of it on a CPU)."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class LatentConfig:
+    """From the encoder's output to the latent of a row: G groups of D_z numbers."""
+
+    groups: int = 4
+    """Groups G a row's positions are pooled into: 1 for the whole row, `data.length` for one a token."""
+    dim: int = 128
+    """Dimensions D_z of a group after PCA."""
+    fit_rows: int = 65_536
+    """Rows of the training split, evenly spread, the PCA is fitted on."""
+    source: Literal["cache", "online"] = "cache"
+    """`cache` reads what `rmdm encode` and `rmdm align` wrote; `online` runs the encoder and the flow on every row each
+    time it is used, as the paper does."""
+    store: Literal["e", "z0"] = "e"
+    """What the cache holds for all rows: embeddings `e` (and z_0 beside them), or only the projected `z0`; then e is
+    stored for `fit_rows` rows, which the flow is trained on."""
+    dtype: Literal["fp16", "int8"] = "fp16"
+    """How numbers are stored; `int8` with one scale a dimension."""
+    project: int | None = None
+    """Dimensions d_z of a group after the fixed orthonormal projection that stage II sees; null keeps D_z."""
+    sigma: float = 1.0
+    """Standard deviation of the noise stage II adds to the projected latent."""
+    draw: Literal["prior", "flow"] = "prior"
+    """How sampling draws the latent: z_0 from N(0, I) (`prior`, the paper's), or e by the flow from noise (`flow`, for
+    models conditioned on noisy e)."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class FlowModelConfig:
+    """The transformer over the group rows that predicts the average velocity."""
+
+    layers: int = 6
+    """Transformer blocks."""
+    width: int = 384
+    """Hidden size."""
+    heads: int = 6
+    """Attention heads."""
+    mlp_ratio: float = 4.0
+    """Hidden size of the MLP over `width`."""
+
+
+@dataclass(kw_only=True, config=STRICT)
+class MeanFlowConfig:
+    """Stage I: the flow between embeddings and a Gaussian."""
+
+    recipe: Literal["robust", "paper"] = "robust"
+    """`paper`: linear path, one-step map, stock sampling of (r, t). `robust`: what gives the most Gaussian z_0 on real
+    embeddings (docs/results.md says what each part buys)."""
+    direction: Literal["align", "draw", "both"] = "align"
+    """Which way to train: from e to z_0 (`align`), from noise to e (`draw`), or one network for both."""
+    transport_steps: int | None = None
+    """Steps of the map from e to z_0; null takes the recipe's own (paper: 1)."""
+    draw_steps: int = 4
+    """Steps of the map from noise to e."""
+    model: FlowModelConfig = dataclasses.field(default_factory=FlowModelConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    train: LoopConfig = dataclasses.field(default_factory=lambda: LoopConfig(steps=10_000, batch=1024))
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -189,6 +269,9 @@ class Config:
     process: Literal["mdlm", "ar"] = "mdlm"
     """Objective: masked diffusion (`mdlm`) or autoregressive (`ar`)."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
+    latent: LatentConfig = dataclasses.field(default_factory=LatentConfig)
+    meanflow: MeanFlowConfig = dataclasses.field(default_factory=MeanFlowConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
