@@ -1,0 +1,1 @@
+"""Pretrained encoders, pooling into groups, PCA whitening, and the embedding cache."""
