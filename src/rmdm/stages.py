@@ -44,46 +44,41 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
 def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "train") -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
     from rmdm.data.prepare import prepare, shard_dir
-    from rmdm.training.checkpoint import list_checkpoints, step_of
+    from rmdm.training.checkpoint import step_of
     from rmdm.training.distributed import world
-    from rmdm.training.loop import check_same_data, check_same_run, data_identity, train
+    from rmdm.training.language import Corpus, LanguageTask
+    from rmdm.training.loop import train
+    from rmdm.training.resume import find_finished
 
     data_dir = shard_dir(config.data)
     if not (data_dir / "manifest.json").is_file():
         raise DataError(f"{data_dir} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
-    prepared = prepare(
-        config.data, progress=False
-    )  # nothing left to do but check that these are the shards the config means
+    prepare(config.data, progress=False)  # nothing left to do but check that these are the shards the config means
     config = with_shards(config, data_dir)
-    existing = list_checkpoints(out)
-    if existing and resume == "auto":
-        step = step_of(existing[-1])
-        if step >= config.train.steps:
-            check_same_run(out, config)
-            check_same_data(existing[-1], data_identity(prepared.manifest))
-            if is_main():
-                show(f"train: already done, {existing[-1]}")
-            return {"skipped": True, "step": step, "run": str(out), "checkpoint": str(existing[-1])}
+    task = LanguageTask(config, Corpus.open(data_dir), verb)
+    finished = find_finished(task, out, resume)
+    if finished is not None:
+        if is_main():
+            show(f"train: already done, {finished}")
+        return {"skipped": True, "step": step_of(finished), "run": str(out), "checkpoint": str(finished)}
     with world(config.train.device) as here:
-        result = train(config, out, data_dir, here, resume=resume, show=show)
+        result = train(task, out, here, resume=resume, show=show)
     if not result.finished:
         if here.is_main:
-            show(
-                f"stopped at step {result.step}, saved {result.checkpoint}; go on with: rmdm {verb} {out} --resume auto"
-            )
+            show(f"stopped at step {result.step}, saved {result.checkpoint}; go on with: {task.again(out)}")
         return {"finished": False, "step": result.step, "run": str(out), "exit": 128 + result.signal}
     if here.is_main:
         show(
-            f"train: step {result.step} in {result.seconds:.0f} s ({result.tokens_per_second:,.0f} tokens/s, start-up "
+            f"train: step {result.step} in {result.seconds:.0f} s ({result.units_per_second:,.0f} tokens/s, start-up "
             f"and pauses counted); model in {result.checkpoint / 'model'}; next: rmdm sample {out}"
         )
-    figures = {"valid_nats": result.validation.nats, "valid_ppl": result.validation.ppl} if result.validation else {}
+    valid = result.validation.figures if result.validation else {}
     return {
         "finished": True,
         "step": result.step,
         "loss": result.loss,
-        **figures,
-        "tokens_per_s": result.tokens_per_second,
+        **{name: valid[name] for name in ("valid_nats", "valid_ppl") if name in valid},
+        "tokens_per_s": result.units_per_second,
         "seconds": result.seconds,
         "run": str(out),
         "checkpoint": str(result.checkpoint),

@@ -3,7 +3,7 @@
     checkpoints/step-00001000/
       meta.json      step, unfinished metrics window, and size and CRC-32 of every other file
       state/         weights, weight average and optimiser, sharded by torch's distributed checkpoint (DCP)
-      model/         the averaged weights as a release: safetensors, JSON, tokenizer (see `rmdm.hub`)
+      model/         the averaged weights as the task releases them (stage II: safetensors, JSON, tokenizer; `rmdm.hub`)
 
 A checkpoint is written under a temporary name, flushed to disk and renamed. DCP stores by parameter name, so a
 checkpoint of any number of ranks, sharded or not, resumes on any other.
@@ -59,13 +59,16 @@ def save_checkpoint(
     module: nn.Module,
     ema: nn.Module | None,
     optimizer: torch.optim.Optimizer,
-    meta: dict[str, Any],
     world: World,
-    write_model: Callable[[Path, dict[str, torch.Tensor]], None],
+    *,
+    meta: dict[str, Any],
+    release: Callable[[Path, dict[str, torch.Tensor]], None],
+    again: str,
 ) -> Path:
     """Write the checkpoint of `step`, keep the last two, and return its folder.
 
-    `write_model(folder, weights)` writes the release; rank 0 calls it with the full averaged weights.
+    `release(folder, weights)` writes the averaged weights for use, on rank 0; `again` is the command that goes on with
+    the run, for the message when the disk is full.
     """
     final = step_dir(run, step)
     temporary = final.with_name(f".tmp-{final.name}")
@@ -85,7 +88,7 @@ def save_checkpoint(
             gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
             weights = cast(dict[str, torch.Tensor], get_model_state_dict(ema or module, options=gathered))
             if world.is_main:
-                write_model(temporary / "model", weights)
+                release(temporary / "model", weights)
                 files = {str(p.relative_to(temporary)): file_signature(p) for p in _files(temporary)}
                 _write_json(temporary / "meta.json", {**meta, "step": step, "files": files})
                 _sync_tree(temporary)
@@ -105,8 +108,8 @@ def save_checkpoint(
         last = f"the last good one is {kept[-1]}" if kept else "there is no earlier one"
         reason = str(failure) if failure is not None else "rank 0 could not write"
         raise CheckpointError(
-            f"checkpoint of step {step} was not written to {run}: {reason}; {last}; make room, then go on with "
-            f"'rmdm train {run} --resume auto'"
+            f"checkpoint of step {step} was not written to {run}: {reason}; {last}; make room, then go on "
+            f"with '{again}'"
         )
     return final
 

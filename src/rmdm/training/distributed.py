@@ -14,7 +14,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from rmdm.errors import ConfigError
-from rmdm.processes.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,14 @@ class World:
 
 
 @contextmanager
-def world(device: str = "auto") -> Generator[World]:
+def world(device: str = "auto", section: str = "") -> Generator[World]:
     """Join the ranks that `torchrun` started, or be a world of one; leave the group at the end.
 
     Inside another `world` it is the same group: to leave and join again would race for the ranks' addresses.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device=cuda, but torch sees no GPU here; use train.device=cpu or auto")
+        field = f"{section}train.device"
+        raise ConfigError(f"{field}=cuda, but torch sees no GPU here; use {field}=cpu or auto")
     use_cuda = device != "cpu" and torch.cuda.is_available()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -80,9 +80,9 @@ def world(device: str = "auto") -> Generator[World]:
 
 
 class Parallel:
-    """An objective made ready for this world: as it is, in DDP, or sharded by FSDP2."""
+    """A training module (see `Task.build`) made ready for this world: as it is, in DDP, or sharded by FSDP2."""
 
-    def __init__(self, objective: Objective, world: World, how: str, precision: torch.dtype) -> None:
+    def __init__(self, objective: nn.Module, world: World, how: str, precision: torch.dtype) -> None:
         self.world, self.is_sharded = world, how == "fsdp" and world.size > 1
         self.inner = objective
         self.module: nn.Module = objective
@@ -96,22 +96,33 @@ class Parallel:
     def accumulating(self, last: bool) -> Generator[None]:
         """Gradients stay on this rank until the last micro-batch of a step."""
         if self.is_sharded:
-            cast(FSDPModule, self.inner.backbone).set_requires_gradient_sync(last)
+            cast(FSDPModule, backbone(self.inner)).set_requires_gradient_sync(last)
         wait = isinstance(self.module, DistributedDataParallel) and not last
         with cast(DistributedDataParallel, self.module).no_sync() if wait else nullcontext():
             yield
 
 
-def shard(objective: Objective, precision: torch.dtype) -> None:
+def shard(objective: nn.Module, precision: torch.dtype) -> None:
     """Shard parameters, gradients and optimiser state by block over all ranks."""
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
-    for block in objective.backbone.blocks:
+    for block in blocks(objective):
         fully_shard(block, mp_policy=policy)
     # The head is used after the backbone's forward has returned, so its parameters stay gathered until backward.
-    fully_shard(objective.backbone, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(backbone(objective), mp_policy=policy, reshard_after_forward=False)
 
 
-def reshard(objective: Objective) -> None:
+def reshard(objective: nn.Module) -> None:
     """Give back what a forward pass without backward has gathered."""
-    if isinstance(objective.backbone, FSDPModule):
-        objective.backbone.reshard()
+    trunk = backbone(objective)
+    if isinstance(trunk, FSDPModule):
+        trunk.reshard()
+
+
+def backbone(objective: nn.Module) -> nn.Module:
+    """The part that holds all parameters."""
+    return objective.get_submodule("backbone")
+
+
+def blocks(objective: nn.Module) -> list[nn.Module]:
+    """Its repeated layers."""
+    return list(objective.get_submodule("backbone.blocks").children())

@@ -25,7 +25,7 @@ class MetricsLog:
     Ranks that do not write hold a log that is not enabled.
     """
 
-    def __init__(self, path: Path, resume_step: int, *, tensorboard: bool, enabled: bool) -> None:
+    def __init__(self, path: Path, resume_step: int, *, tensorboard: bool, enabled: bool, section: str = "") -> None:
         self.file: TextIO | None = None
         self.writer: Any = None
         if not enabled:
@@ -41,7 +41,8 @@ class MetricsLog:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise ConfigError(
-                    "train.tensorboard=true needs TensorBoard; install it with pip install 'rmdm[tensorboard]'"
+                    f"{section}train.tensorboard=true needs TensorBoard; install it with "
+                    "pip install 'rmdm[tensorboard]'"
                 ) from None
             self.writer = SummaryWriter(str(path.parent / "tensorboard"), purge_step=resume_step)
         self.file = path.open("a", encoding="utf-8")
@@ -83,11 +84,11 @@ class Ledger:
     """
 
     def __init__(
-        self, first: int, window: list[list[float]], log_every: int, last: int, tokens_a_step: int,
+        self, first: int, window: list[list[float]], log_every: int, last: int, units_a_step: int,
         check: Callable[[int, list[float]], None], report: Callable[[int, float, float, float], None],
     ) -> None:  # fmt: skip
         self.pending: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
-        self.window, self.log_every, self.last, self.tokens_a_step = window, log_every, last, tokens_a_step
+        self.window, self.log_every, self.last, self.units_a_step = window, log_every, last, units_a_step
         self.check, self.report = check, report
         self.loss, self.stopping = math.nan, False
         self.first = first
@@ -117,7 +118,7 @@ class Ledger:
             done = step + 1
             if done % self.log_every == 0 or done == self.last:
                 now = time.perf_counter()
-                rate = (done - self.clock_step) * self.tokens_a_step / max(now - self.clock, 1e-9)
+                rate = (done - self.clock_step) * self.units_a_step / max(now - self.clock, 1e-9)
                 loss, norm = (sum(column) / len(self.window) for column in zip(*self.window, strict=True))
                 self.window = []
                 self.report(done, loss, norm, rate)

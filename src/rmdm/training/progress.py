@@ -12,10 +12,12 @@ QUIET_SECONDS = 10.0
 
 
 class Progress:
-    """A bar with loss, tokens a second and time left; `note` prints a line above it."""
+    """A bar with loss, units (tokens or rows) a second and time left; `note` prints a line above it."""
 
-    def __init__(self, name: str, first: int, total: int, *, enabled: bool, show: Callable[[str], None]) -> None:
-        self.enabled, self.show, self.total = enabled, show, total
+    def __init__(
+        self, name: str, first: int, total: int, *, unit: str, enabled: bool, show: Callable[[str], None]
+    ) -> None:
+        self.enabled, self.show, self.total, self.unit = enabled, show, total, unit
         self.spoke = time.monotonic()
         console = Console(stderr=True)
         self.bar: RichProgress | None = None
@@ -30,9 +32,9 @@ class Progress:
             )
             self.task = self.bar.add_task(name, total=total, completed=first, figures="")
 
-    def update(self, step: int, *, loss: float, tokens_per_s: float, seconds_left: float) -> None:
+    def update(self, step: int, *, loss: float, rate: float, seconds_left: float) -> None:
         """Move the bar, or without a terminal print a line now and then."""
-        figures = f"loss {loss:.4f}  {human(tokens_per_s)} tokens/s"
+        figures = f"loss {loss:.4f}  {human(rate)} {self.unit}/s"
         if self.bar is not None:
             self.bar.update(self.task, completed=step, figures=figures)
         elif self.enabled and time.monotonic() - self.spoke > QUIET_SECONDS:

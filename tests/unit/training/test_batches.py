@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from rmdm.data.shards import TokenRows
-from rmdm.errors import ConfigError
 from rmdm.processes import PROCESSES
-from rmdm.training.batches import Plan, Prefetcher, build_step, counted
+from rmdm.training.batches import build_step, counted
+from rmdm.training.steps import Plan
 
 
 def build(shards, step, rank=0, size=1, micro=None, pad_in_loss=True, process="mdlm"):
@@ -49,7 +49,7 @@ def test_weights_of_the_masked_positions_sum_to_the_rows_tokens(shards):
     # Each row's weight is L/k over its k masks, so the sum is exactly L a row.
     step = build(shards, 2)
     assert float(step.micro[0].weight_N.sum()) == pytest.approx(16 * 32, rel=1e-5)
-    assert step.tokens == 16 * 32
+    assert step.counted == 16 * 32
 
 
 def test_padding_counts_only_if_asked(shards):
@@ -62,40 +62,4 @@ def test_padding_counts_only_if_asked(shards):
     last = inside.sum(axis=1) - 1
     assert (x[np.arange(8), last] == rows.separator_id).all()
     step = build(shards, 0, pad_in_loss=False, process="ar")
-    assert step.tokens == int((step.micro[0].weight_N > 0).sum()) < 16 * 32
-
-
-@pytest.mark.parametrize(
-    ("batch", "size", "micro", "message"),
-    [(16, 3, None, "train.batch=16 does not divide over 3 ranks"), (16, 2, 3, "train.micro_batch=3 does not divide")],
-)
-def test_a_batch_that_does_not_divide_is_refused(batch, size, micro, message):
-    with pytest.raises(ConfigError, match=message):
-        Plan.make(0, batch, 0, size, micro)
-
-
-def test_the_prefetcher_yields_every_step_in_order_and_passes_errors_on(shards):
-    rows = TokenRows.open(shards, "train")
-    plan = Plan.make(3, 16, 0, 1, None)
-    with Prefetcher(4, 9, plan, rows, PROCESSES["ar"], mask_id=999, pad_in_loss=True, pin=False) as batches:
-        assert [item.step for item in batches] == [4, 5, 6, 7, 8]
-
-    class Broken:
-        causal, is_bound = False, True
-
-        def batch(self, *args):
-            raise RuntimeError("no batch today")
-
-    with (
-        Prefetcher(0, 2, plan, rows, Broken(), mask_id=999, pad_in_loss=True, pin=False) as batches,
-        pytest.raises(RuntimeError, match="no batch today"),
-    ):
-        next(iter(batches))
-
-
-def test_leaving_early_ends_the_thread(shards):
-    rows = TokenRows.open(shards, "train")
-    plan = Plan.make(3, 16, 0, 1, None)
-    with Prefetcher(0, 10**6, plan, rows, PROCESSES["mdlm"], mask_id=999, pad_in_loss=True, pin=False) as batches:
-        next(iter(batches))
-    assert not batches.thread.is_alive()
+    assert step.counted == int((step.micro[0].weight_N > 0).sum()) < 16 * 32

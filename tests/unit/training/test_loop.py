@@ -10,6 +10,7 @@ from rmdm.hub import load_model
 from rmdm.training import loop
 from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
 from rmdm.training.distributed import World
+from rmdm.training.language import Corpus, LanguageTask
 from rmdm.training.loop import train
 from tests.conftest import small_config
 
@@ -19,7 +20,7 @@ HERE = World(0, 1, torch.device("cpu"))
 def run(config, out, shards, resume="auto"):
     said: list[str] = []
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(shards)))
-    return train(config, out, shards, HERE, resume=resume, show=said.append), said
+    return train(LanguageTask(config, Corpus.open(shards)), out, HERE, resume=resume, show=said.append), said
 
 
 def lines(out):
@@ -50,7 +51,7 @@ def test_the_released_model_holds_the_averaged_weights(shards, tmp_path):
     model = load_model(tmp_path)
     assert model.step == 12
     state = model.backbone.state_dict()
-    trainer = loop.Trainer(small_config(), tmp_path, loop.Corpus.open(shards), HERE)
+    trainer = loop.Trainer(LanguageTask(small_config(), Corpus.open(shards)), tmp_path, HERE)
     trainer.load(list_checkpoints(tmp_path)[-1])
     averaged, raw = trainer.ema.backbone.state_dict(), trainer.objective.backbone.state_dict()
     assert all(torch.equal(state[name], averaged[name]) for name in state)
