@@ -96,11 +96,21 @@ class Block(nn.Module):
         self.dropout = config.dropout
 
     def forward(
-        self, h_BLD: Tensor, cos: Tensor, sin: Tensor, noise_key_B: Tensor | None, cache: KVCache | None = None
+        self,
+        h_BLD: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        noise_key_B: Tensor | None = None,
+        cache: KVCache | None = None,
+        condition_B16D: Tensor | None = None,
     ) -> Tensor:
-        """One block. `noise_key_B` seeds dropout row by row; without it there is none."""
+        """One block. `noise_key_B` seeds dropout row by row; without it there is none.
+
+        `condition_B16D` is added to the block's own six vectors.
+        """
         B, L, D = h_BLD.shape
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation.unbind(0)
+        modulation = self.modulation if condition_B16D is None else self.modulation + condition_B16D
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)
 
         a = self.norm1(h_BLD) * (1 + scale1) + shift1
         q, k, v = self.qkv(a.to(h_BLD.dtype)).view(B, L, 3, self.heads, D // self.heads).unbind(2)
