@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rmdm.data.network import hub_access
+from rmdm.data.spans import SpanTable
 from rmdm.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
@@ -116,6 +118,43 @@ class Tokenizer:
             pieces += [mask] * len(run) if is_mask else [self._backend.decode(run.tolist(), skip_special_tokens=True)]
         joint = "" if isinstance(self._backend.decoder, decoders.ByteLevel) else " "
         return joint.join(piece for piece in pieces if piece)
+
+    def spans(
+        self, x_BL: NDArray[np.int64], lengths_B: NDArray[np.int64] | None = None
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        """Text of each row and edges (B, L + 1): token l wrote characters edges[l] to edges[l + 1] of it.
+
+        The text is what `decode` gives, but spelled token by token ("cats ." where `decode` writes "cats.") and without
+        the halves of characters that a row's ends cut. Specials, masks and what lies past `lengths_B` write nothing; a
+        separator writes the newline between two documents.
+        """
+        lengths_B = np.full(len(x_BL), x_BL.shape[1]) if lengths_B is None else lengths_B
+        return self._span_table(np.asarray(x_BL, dtype=np.int64), np.asarray(lengths_B, dtype=np.int64))
+
+    @cached_property
+    def _span_table(self) -> SpanTable:
+        hidden = self._special.copy()
+        hidden[self.mask_id] = True
+        return SpanTable(self._backend, hidden, self.separator_id)
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The `tokenizers` object behind it, without truncation and padding."""
+        return self._backend
+
+    @cached_property
+    def is_control(self) -> NDArray[np.bool_]:
+        """For each id, the mask's included, whether it stands for no text: separators, padding, frames, masks.
+
+        An unknown word is text, though its token is special to the backend.
+        """
+        control = self._special.copy()
+        control[self.mask_id] = True
+        unknown = getattr(self._backend.model, "unk_token", None)
+        id_ = None if unknown is None else self._backend.token_to_id(unknown)
+        if id_ is not None and id_ not in (self.separator_id, self.pad_id):
+            control[id_] = False
+        return control
 
     def save(self, folder: Path | str) -> None:
         """Write `tokenizer.json` (the `tokenizers` format) and `tokenizer_meta.json` into `folder`."""

@@ -1,12 +1,17 @@
 """Tokenizers of all three kinds: same ids after saving, text survives, and the special ids are what is promised."""
 
+import itertools
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from rmdm.config import DataConfig, TokenizerConfig
 from rmdm.data import tokenizer as module
@@ -136,8 +141,8 @@ def test_a_tokenizer_without_a_pad_pads_with_its_separator(tmp_path: Path) -> No
 
 def test_a_folder_of_vocabulary_files_alone(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(BERT_WORDS) + "\n", encoding="utf-8")
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    options = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
     tokenizer = load_pretrained(TokenizerConfig(kind="pretrained", name=str(tmp_path)))
     assert (tokenizer.separator_id, tokenizer.pad_id, tokenizer.size) == (3, 0, 13)
@@ -207,7 +212,7 @@ def test_damaged_saves_are_found(bert: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("options", "message"),
     [
         ({"kind": "pretrained"}, r"needs data\.tokenizer\.name"),
         ({"kind": "bpe", "vocab_size": 100}, r"vocab_size=100 is below 258"),
@@ -215,9 +220,9 @@ def test_damaged_saves_are_found(bert: Path, tmp_path: Path) -> None:
         ({"kind": "word", "separator": "x"}, r"kind='word' takes no name, add_special or separator"),
     ],
 )
-def test_settings_that_cannot_be(tmp_path: Path, settings: dict[str, object], message: str) -> None:
+def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_tokenizer(TokenizerConfig(**settings), corpus(tmp_path, ENGLISH))  # type: ignore[arg-type]
+        build_tokenizer(TokenizerConfig(**options), corpus(tmp_path, ENGLISH))  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,3 +249,75 @@ def test_a_hub_name_without_a_network_fails_at_once(
     with pytest.raises(DataError, match=r"tokenizer 'nobody/nothing' cannot be loaded .*; check the name"):
         load_pretrained(TokenizerConfig(kind="pretrained", name="nobody/nothing"))
     assert "Retrying" not in capfd.readouterr().err
+
+
+def spelled(tokenizer: Tokenizer, row: list[int], length: int | None = None) -> list[str]:
+    """The stretch of text each token wrote; together they are the whole text."""
+    texts, edges = tokenizer.spans(np.array([row]), None if length is None else np.array([length]))
+    assert (edges[0, 0], edges[0, -1]) == (0, len(texts[0]))
+    assert (np.diff(edges[0]) >= 0).all()
+    return [texts[0][a:b] for a, b in itertools.pairwise(edges[0].tolist())]
+
+
+def test_spans_of_bytes_give_a_character_to_its_first_byte(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(TokenizerConfig(vocab_size=258), corpus(tmp_path, ["a"]))  # one token a byte
+    row = tokenizer.encode("aü🙂b").tolist()
+    assert spelled(tokenizer, row) == ["a", "ü", "", "🙂", "", "", "", "b"]
+    # Cut inside a character, at either end: the half is left out.
+    assert spelled(tokenizer, row[2:]) == ["", "🙂", "", "", "", "b"]
+    assert spelled(tokenizer, row[4:7]) == ["", "", ""]
+    assert spelled(tokenizer, row[:5]) == ["a", "ü", "", "", ""]
+    # Two halves in two documents, or in two rows, do not join.
+    assert spelled(tokenizer, [*row[:2], 1, *row[2:3], *row[7:]]) == ["a", "", "\n", "", "b"]
+    texts, edges = tokenizer.spans(np.array([row[:2], row[2:4]]))
+    assert (texts, edges.tolist()) == (["a", ""], [[0, 1, 1], [0, 0, 0]])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    texts=st.lists(st.text(alphabet="abc \n\tüß東京🙂é", max_size=12), min_size=1, max_size=5),
+    cut=st.integers(0, 6),
+    length=st.integers(1, 40),
+)
+def test_spans_spell_what_decoding_gives(texts: list[str], cut: int, length: int) -> None:
+    tokenizer = trained_once()
+    ids = [i for text in texts for i in [*tokenizer.encode(text).tolist(), tokenizer.separator_id]][cut:][:length]
+    row = ids + [tokenizer.pad_id] * (length - len(ids))
+    assert "".join(spelled(tokenizer, row)) == tokenizer.decode(row).replace("\ufffd", "")
+    assert spelled(tokenizer, row)[: len(ids)] == spelled(tokenizer, ids)
+
+
+@cache
+def trained_once() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        return build_tokenizer(TokenizerConfig(vocab_size=400), corpus(Path(folder), ENGLISH))
+
+
+def test_spans_of_words_and_word_pieces(bert: Path, tmp_path: Path) -> None:
+    framed = load_pretrained(TokenizerConfig(kind="pretrained", name=str(bert), add_special=True))
+    row = [2, 5, 6, 10, 11, 3, 2, 12, 10, 3, 0, 0]
+    assert spelled(framed, row) == ["", "the", " cat", "s", " .", "\n", "", "dog", "s", "", "", ""]
+    assert spelled(framed, [10, 6, 3, 3, 13, 6]) == ["s", " cat", "\n", "", "", "cat"]
+    assert spelled(framed, [6, 3, 6, 6], length=3) == ["cat", "\n", "cat", ""]
+    words = build_tokenizer(TokenizerConfig(kind="word"), corpus(tmp_path, ["a cat sat .", "a dog ."]))
+    assert spelled(words, words.encode("a bird sat .").tolist()) == ["a", " <unk>", " sat", " ."]
+    assert spelled(words, [1, 1, 0]) == ["", "", ""]
+
+
+def test_spans_of_sentence_pieces() -> None:
+    vocabulary = {"<unk>": 0, "</s>": 1, "▁the": 2, "▁c": 3, "at": 4, "<0xC3>": 5, "<0xBC>": 6, "▁": 7}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    tokenizer = Tokenizer(backend, name="llama", separator_id=1, pad_id=1)
+    row = [2, 3, 4, 7, 5, 6, 1, 2, 4]
+    assert spelled(tokenizer, row) == ["the", " c", "at", " ", "ü", "", "\n", "the", "at"]
+    assert "".join(spelled(tokenizer, row)) == tokenizer.decode(row)
+
+
+def test_control_tokens_are_those_without_text(bert: Path) -> None:
+    tokenizer = load_pretrained(TokenizerConfig(kind="pretrained", name=str(bert)))
+    control = [
+        token for token, is_control in zip([*BERT_WORDS, "mask"], tokenizer.is_control, strict=True) if is_control
+    ]
+    assert control == ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "mask"]
