@@ -327,6 +327,7 @@ def _through_transformers(name: str) -> tuple[tokenizers.Tokenizer, dict[str, st
         with hub_access():
             tokenizer: Any = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
         backend = tokenizer.backend_tokenizer
+        refuse_void(backend)
     except Exception as error:  # network, hub, missing files, slow-only tokenizers: the same to the user
         raise DataError(
             f"tokenizer {name!r} cannot be loaded ({_first_line(error)}); check the name and the network, or give a "
@@ -334,6 +335,12 @@ def _through_transformers(name: str) -> tuple[tokenizers.Tokenizer, dict[str, st
         ) from None
     keys = ("eos_token", "sep_token", "pad_token")
     return backend, {key: value for key in keys if isinstance(value := getattr(tokenizer, key, None), str)}
+
+
+def refuse_void(backend: tokenizers.Tokenizer) -> None:
+    """Raise ValueError for a tokenizer of special tokens alone: `transformers` makes one where no vocabulary lies."""
+    if set(backend.get_vocab(with_added_tokens=True).values()) <= set(backend.get_added_tokens_decoder()):
+        raise ValueError("there is no vocabulary")
 
 
 def _fingerprint(text: str, separator_id: int, pad_id: int, add_special: bool) -> str:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rmdm.data.tokenizer import Tokenizer
+from rmdm.data.tokenizer import Tokenizer, refuse_void
 from rmdm.encoders.encoder import Pieces
 from rmdm.encoders.find import weight_files
 from rmdm.encoders.offsets import Frame, Reader
@@ -125,6 +125,7 @@ def load_backend(name: str, folder: Path) -> tokenizers.Tokenizer:
         else:
             loaded: Any = AutoTokenizer.from_pretrained(str(folder), use_fast=True, trust_remote_code=False)
             backend = loaded.backend_tokenizer
+            refuse_void(backend)
     except Exception as error:  # missing files, slow-only tokenizers, bare Exception of the backend
         raise DataError(
             f"encoder {name!r} has no tokenizer that can be loaded from {folder} ({_first_line(error)}); "

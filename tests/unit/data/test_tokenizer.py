@@ -229,7 +229,13 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "broken.json").write_text("{}", encoding="utf-8")
     (tmp_path / "void").mkdir()
-    for name, message in (("broken.json", "is no tokenizer"), ("void", "cannot be loaded .* tokenizer.json")):
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
+    for name, message in (
+        ("broken.json", "is no tokenizer"),
+        ("void", r"cannot be loaded .* tokenizer\.json"),
+        ("words", r"cannot be loaded \(there is no vocabulary\)"),
+    ):
         with pytest.raises(RMDMError, match=message) as error:
             load_pretrained(TokenizerConfig(kind="pretrained", name=str(tmp_path / name)))
         assert "\n" not in str(error.value)
