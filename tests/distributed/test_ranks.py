@@ -1,6 +1,8 @@
 """One rank against two (gloo, on the CPU): the same losses, and checkpoints that move between them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,20 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(shards, straight, tmp_p
     both = train(shards, out, ranks=then, train__steps="12", train__parallel=parallel, optim__schedule="constant")
     assert both[:4] == half
     assert both == pytest.approx(straight, abs=1e-5)
+
+
+def train_toy(out: Path, *, ranks: int, parallel: str) -> list[float]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, "-m", "tests.unit.training.toy", str(out), parallel]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return losses(out)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_have_the_losses_of_one_for_another_task(tmp_path, parallel):
+    # Its loss holds a Jacobian-vector product, so the module runs twice in a step, once inside torch.func.
+    one = train_toy(tmp_path / "one", ranks=1, parallel=parallel)
+    two = train_toy(tmp_path / "two", ranks=2, parallel=parallel)
+    assert two == pytest.approx(one, abs=1e-5)

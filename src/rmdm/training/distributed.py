@@ -1,5 +1,6 @@
 """Ranks: one process, or many started by `torchrun`. The only place that wraps a model for parallel training."""
 
+import gc
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
@@ -76,6 +77,7 @@ def world(device: str = "auto", section: str = "") -> Generator[World]:
     try:
         yield World(rank, size, target)
     finally:
+        gc.collect()  # torch's state-dict helpers leave modules in reference cycles, and a sharded one holds the group
         dist.destroy_process_group()
 
 

@@ -107,7 +107,7 @@ class Trainer(Generic[M]):
             self.bad = torch.maximum(self.bad, (~torch.isfinite(stats).all()).float())
             setattr(self.optimizer, "found_inf", self.bad)  # noqa: B010  (torch reads it without declaring it)
         else:
-            self.check(item.step, stats.tolist())
+            check_finite(item.step, stats.tolist(), self.out, self.task.section)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(optim, item.step, self.task.settings.steps)
         self.optimizer.step()
@@ -115,10 +115,6 @@ class Trainer(Generic[M]):
         if self.ema is not None:
             update_ema(self.ema, self.objective, ema_decay(optim.ema, item.step))
         return stats
-
-    def check(self, step: int, values: list[float]) -> None:
-        """Stop on figures that are no numbers."""
-        check_finite(step, values, self.out, self.task.section)
 
     def autocast(self) -> torch.autocast:
         """bf16 matrix products where the config asks for them."""
@@ -183,7 +179,8 @@ def train(task: Task[M], out: Path, world: World, *, resume: str, show: Callable
         log.write(step=step, loss=loss, grad_norm=norm, lr=lr, **{f"{task.unit}_per_s": round(rate, 1)})
         progress.update(step, loss=loss, rate=rate, seconds_left=(steps - step) * units_a_step / rate)
 
-    ledger = Ledger(first, meta["window"], settings.log_every, steps, units_a_step, trainer.check, report)
+    check = partial(check_finite, out=out, section=task.section)
+    ledger = Ledger(first, meta["window"], settings.log_every, steps, units_a_step, check, report)
     if world.is_main:
         show(describe(trainer, first))
     with (

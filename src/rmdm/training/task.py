@@ -59,7 +59,8 @@ class Task(Protocol[M]):
 
         `module(batch, scale)` is scale * (the sum over the units of the batch); the loop passes ranks / (units of all
         ranks). All parameters lie in `module.backbone`, whose repeated layers are `module.backbone.blocks`: these are
-        the pieces FSDP shards, and inside `.blocks.` the matrices that weight decay touches. It compiles as one graph.
+        the pieces FSDP shards, and inside `.blocks.` the matrices that weight decay touches. It compiles as one graph
+        (`fullgraph`) unless the settings turn compiling off.
         """
         ...
 
