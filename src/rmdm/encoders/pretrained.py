@@ -92,12 +92,12 @@ class PretrainedEncoder:
         if self.device.type == "cuda":
             longest = min(-(-longest // ROUND_TO) * ROUND_TO, self.context)
         ids_BT, is_real_BT = pad(kept, longest, self._pad_id)
-        h_BTD = self._hidden(ids_BT.to(self.device, non_blocking=True), is_real_BT.to(self.device, non_blocking=True))
+        h_BTD = self._hidden(send(ids_BT, self.device), send(is_real_BT, self.device))
         pooled = pool_rows(kept, h_BTD[..., : self.dim], groups)
         check_finite(self.name, pooled)
         if len(used) == len(rows):
             return pooled
-        e_BGD[torch.tensor(used, device=self.device)] = pooled
+        e_BGD[send(torch.tensor(used), self.device)] = pooled
         return e_BGD
 
     def _hidden(self, ids_BT: Tensor, is_real_BT: Tensor) -> Tensor:
@@ -201,13 +201,24 @@ def pool_rows(rows: Sequence[Pieces], h_BTD: Tensor, groups: int) -> Tensor:
         where = ((owner[a:b] - first) * groups + group[a:b]) * T + token[a:b]
         matrix = torch.zeros(size * groups * T, device=h_BTD.device)
         # No (row, group, token) comes twice, so the order of writing does not matter.
-        matrix[torch.from_numpy(where).to(h_BTD.device)] = torch.from_numpy(weight[a:b]).to(h_BTD.device)
+        at, value = (send(torch.from_numpy(array), h_BTD.device) for array in (where, weight[a:b]))
+        matrix[at] = value
         means.append(torch.bmm(matrix.view(size, groups, T), h_BTD[first : first + size].float()))
     return torch.cat(means)
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device, without waiting for what the device is doing."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 def check_finite(name: str, e_BGD: Tensor) -> None:
-    """Raise DataError when an embedding is NaN or infinite."""
+    """Raise DataError when an embedding is NaN or infinite.
+
+    Not on a GPU, where looking would hold up the next batch: there whoever takes the embeddings off it looks.
+    """
+    if e_BGD.device.type == "cuda":
+        return
     if not bool(torch.isfinite(e_BGD).all()):
         bad = int((~torch.isfinite(e_BGD)).any(-1).any(-1).sum())
         raise DataError(
