@@ -126,8 +126,9 @@ class ArrayManifest:
         try:
             raw = read_json(path)
         except FileNotFoundError:
-            verb = "rmdm encode" if kind == "e" else "rmdm align"
-            raise DataError(f"no finished {kind} in {folder}: {path.name} is missing; run `{verb}` first") from None
+            raise DataError(
+                f"no finished {kind} in {folder}: {path.name} is missing; run `{_verb(kind)}` first"
+            ) from None
         except DataError:
             raise DataError(f"{path} is damaged (no JSON object); {_again(path)}") from None
         if raw.get("format") != FORMAT:
@@ -154,7 +155,7 @@ class ArrayManifest:
                 _check_size(self.spec.file(Path(folder), split), self.spec.nbytes(split))
 
 
-def refuse_differences(folder: Path, has: Facts, asked: Facts) -> None:
+def refuse_differences(folder: Path, has: Facts, asked: Facts, kind: str = "e") -> None:
     """Raise DataError naming the first fact in which a cache differs from what is asked for."""
     for name, value in asked.items():
         if name in NAMES or has.get(name) == value:
@@ -162,7 +163,7 @@ def refuse_differences(folder: Path, has: Facts, asked: Facts) -> None:
         pair = [_fact(name, facts) for facts in (has, asked)]
         raise DataError(
             f"{folder} was made with {name} {pair[0]}, this run asks for {name} {pair[1]}; "
-            "use the folder made with these settings, or run `rmdm encode` again"
+            f"use the folder made with these settings, or run `{_verb(kind)}` again"
         )
 
 
@@ -216,7 +217,7 @@ class LatentRows:
         folder = Path(folder)
         manifest = ArrayManifest.load(folder, kind)
         if facts is not None:
-            refuse_differences(folder, manifest.facts, facts)
+            refuse_differences(folder, manifest.facts, facts, kind)
         if not manifest.spec.rows.get(split):
             raise DataError(f"{folder} has no {kind} for {split!r}: the token shards have no such rows; hold some out")
         _check_size(manifest.spec.file(folder, split), manifest.spec.nbytes(split))
@@ -246,13 +247,18 @@ class RowsWriter:
         self._path = spec.file(Path(folder), split)
         self._marks = Path(folder) / f"{split}.{spec.kind}.parts"
 
-    def create(self) -> None:
-        """Lay down the file in its full size, unless it is there; one process calls this before any writes."""
-        size = self.spec.nbytes(self.split)
-        if not self._path.exists() or self._path.stat().st_size != size:
-            self.clear()  # marks without their file mean nothing
+    def create(self, content: str) -> None:
+        """Lay down the file in its full size; one process calls this before any writes.
+
+        Parts finished before count only if the file is still there and `content`, the fingerprint, is the same.
+        """
+        size, plan = self.spec.nbytes(self.split), self._marks / "plan"
+        is_there = self._path.exists() and self._path.stat().st_size == size
+        if not (is_there and plan.exists() and plan.read_text(encoding="utf-8") == content):
+            self.clear()
         with writing(self._path.parent):
             self._marks.mkdir(parents=True, exist_ok=True)
+            plan.write_text(content, encoding="utf-8")
             with open(self._path, "ab") as file:
                 file.truncate(size)
                 if size and hasattr(os, "posix_fallocate"):
@@ -317,8 +323,14 @@ def await_file(*paths: Path) -> None:
         time.sleep(0.2)
 
 
+def _verb(kind: str) -> str:
+    return "rmdm encode" if kind == "e" else "rmdm align"
+
+
 def _again(path: Path) -> str:
-    return f"delete {path.parent} and run `rmdm encode` again"
+    """What to do about a damaged file of an array."""
+    kind = path.suffix[1:] if path.suffix != ".json" else path.stem.removeprefix("manifest").removeprefix("-") or "e"
+    return f"delete {path.parent if kind == 'e' else path} and run `{_verb(kind)}` again"
 
 
 def _check_size(path: Path, expected: int) -> None:

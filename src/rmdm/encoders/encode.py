@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rmdm.config import Config
@@ -39,6 +39,7 @@ def config_facts(config: Config, shards: Manifest) -> Facts:
     return {
         **({"encoder name": config.encoder.name} if config.encoder.name else {}),
         "precision": config.encoder.precision,
+        **({"channels": config.encoder.channels} if config.encoder.channels else {}),
         "groups": latent.groups,
         "dim": latent.dim,
         "fit rows": min(latent.fit_rows, shards.splits["train"].rows),
@@ -101,6 +102,9 @@ def encode(
             manifest = parts.finished()
             if rank == 0:
                 parts.clear()
+                if manifest.facts["encoder name"] != encoder.name:  # `find_cache` goes by the name it has now
+                    manifest = replace(manifest, facts=facts)
+                    manifest.save(parts.folder)
             show(_summary(parts.folder, manifest, "made before"))
             return Encoded(parts.folder, manifest, True)
         began, rows = time.monotonic(), parts.left(0, 1)

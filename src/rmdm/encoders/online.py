@@ -1,7 +1,8 @@
 """Token rows to embeddings: in batches of similar length, tokenised ahead, whitened, noise where there is no text."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +40,7 @@ class RowEncoder:
     def __init__(self, config: Config, tokens: TokenRows, encoder: Encoder) -> None:
         check_groups(config.latent.groups, tokens.length)
         self.tokens, self.encoder, self.groups = tokens, encoder, config.latent.groups
-        self.on_gpu = torch.device(getattr(encoder, "device", "cpu")).type == "cuda"
-        self.budget = config.encoder.batch_tokens // (1 if self.on_gpu else 16)
+        self.budget = config.encoder.batch_tokens // (16 if device_of(encoder).type == "cpu" else 1)
 
     def batches(self, rows: NDArray[np.int64]) -> list[Batch]:
         """Tokenise rows and cut them, longest first, in batches of at most `budget` tokens with their padding."""
@@ -58,33 +58,34 @@ class RowEncoder:
         return out
 
     def stream(
-        self, jobs: Sequence[NDArray[np.int64]], transform: Callable[[Tensor], Tensor] = lambda e: e
+        self, jobs: Iterable[NDArray[np.int64]], transform: Callable[[Tensor], Tensor] = lambda e: e
     ) -> Iterator[tuple[int, Batch, Tensor]]:
         """(job, batch, transform(e_BGD)) for every batch of every job, which is an array of row numbers.
 
-        A thread tokenises the next job meanwhile, and on a GPU the next batch is under way before one is handed out.
+        A thread tokenises the next job meanwhile, and a batch is handed out when the next is under way: a GPU need not
+        wait for what the host does with the result.
         """
-        waiting: tuple[int, Batch, Tensor, Tensor] | None = None
+        waiting: tuple[int, Batch, Tensor, NDArray[np.int64], Tensor] | None = None
         with ThreadPoolExecutor(1, "tokenise") as pool:
-            ahead: list[Future[list[Batch]]] = [pool.submit(self.batches, rows) for rows in jobs[:1]]
-            for job in range(len(jobs)):
-                batches = ahead.pop().result()
-                ahead += [pool.submit(self.batches, following) for following in jobs[job + 1 : job + 2]]
-                for batch in batches:
+            ahead = ((rows, pool.submit(self.batches, rows)) for rows in jobs)
+            following = next(ahead, None)
+            for job in itertools.count():
+                if following is None:
+                    break
+                (rows, tokenised), following = following, next(ahead, None)
+                for batch in tokenised.result():
                     e_BGD = self.encoder.embed(batch.pieces, self.groups)
                     bad_B = ~torch.isfinite(e_BGD).flatten(1).all(1)
-                    ready, waiting = waiting, (job, batch, transform(e_BGD), bad_B)
-                    if not self.on_gpu:
-                        ready, waiting = waiting, None
+                    ready, waiting = waiting, (job, batch, transform(e_BGD), rows[batch.places_B], bad_B)
                     if ready is not None:
-                        yield self._checked(jobs, *ready)
+                        yield self._checked(*ready)
             if waiting is not None:
-                yield self._checked(jobs, *waiting)
+                yield self._checked(*waiting)
 
     def _checked(
-        self, jobs: Sequence[NDArray[np.int64]], job: int, batch: Batch, out: Tensor, bad_B: Tensor
+        self, job: int, batch: Batch, out: Tensor, rows_B: NDArray[np.int64], bad_B: Tensor
     ) -> tuple[int, Batch, Tensor]:
-        bad = np.sort(jobs[job][batch.places_B][bad_B.cpu().numpy()])
+        bad = np.sort(rows_B[bad_B.cpu().numpy()])
         if len(bad):
             named = ", ".join(map(str, bad[:8])) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
             raise DataError(
@@ -92,6 +93,11 @@ class RowEncoder:
                 "check the encoder, or use encoder.precision fp32; what is already encoded stays"
             )
         return job, batch, out
+
+
+def device_of(encoder: Encoder) -> torch.device:
+    """Where an encoder's output lies; one that does not say is on the CPU."""
+    return torch.device(getattr(encoder, "device", "cpu"))
 
 
 def fill_empty(
@@ -124,7 +130,7 @@ class OnlineLatents:
 
     def __init__(self, config: Config, tokens: TokenRows, encoder: Encoder, whitening: Whitening) -> None:
         self._rows = RowEncoder(config, tokens, encoder)
-        self._whitening = whitening.to(getattr(encoder, "device", "cpu"))
+        self._whitening = whitening.to(device_of(encoder))
         self.groups, self.dim, self.split = config.latent.groups, whitening.dim, tokens.split
 
     @staticmethod

@@ -33,7 +33,7 @@ from rmdm.encoders.cache import (
     writing,
 )
 from rmdm.encoders.encoder import Encoder
-from rmdm.encoders.online import SPLITS, RowEncoder, check_groups, fill_empty
+from rmdm.encoders.online import SPLITS, RowEncoder, check_groups, device_of, fill_empty
 from rmdm.encoders.whitening import Moments, Whitening, check_count, check_dim, save_atomically
 from rmdm.errors import ConfigError, DataError
 
@@ -111,27 +111,26 @@ class CacheParts:
                 left.unlink()  # what a killed run was about to put in its place
             write_json(self.folder / "plan.json", self.facts)
         for writer in self.writers():
-            writer.create()
+            writer.create(fingerprint(self.facts))
 
     def left(self, rank: int, world: int) -> int:
         """Rows this rank has yet to take through the encoder."""
         fit = sum(len(self._fit_part(part)) for part in self._fit_todo(rank, world))
-        rest = ((w.split, self._numbers(w, part)) for w in self.writers() for part in w.todo(rank, world))
-        return fit + sum(int((~self._is_kept(split, numbers)).sum()) for split, numbers in rest)
+        return fit + sum(len(self._new(w, part)) for w in self.writers() for part in w.todo(rank, world))
 
     def encode_fit_rows(self, rank: int, world: int, bar: RowProgress) -> None:
         """Encode this rank's share of the rows the PCA is fitted on; keep their moments and, if small, themselves."""
         todo = self._fit_todo(rank, world)
-        jobs = [self._fit_part(part) for part in todo]
         moments, sample, seen = Moments.zero(self.encoder.dim), list[Tensor](), 0
         raw: NDArray[np.float32] | None = None
-        for job, batch, e_BGD in self.encoders["train"].stream(jobs):
-            n = len(jobs[job])
+        for job, batch, e_BGD in self.encoders["train"].stream(map(self._fit_part, todo)):
+            n = len(self._fit_part(todo[job]))
             if seen == 0 and self.keeps_raw:
                 raw = np.empty((n, *self.raw_shape), dtype=np.float32)
             e_ND = e_BGD[torch.from_numpy(batch.present_BG).to(e_BGD.device)]
             moments.add(e_ND)
-            sample.append(e_ND[:: max(1, n * self.raw_shape[0] // SCALE_VECTORS)].float().cpu())
+            if self.config.latent.dtype == "int8":
+                sample.append(e_ND[:: max(1, n * self.raw_shape[0] // SCALE_VECTORS)].float().cpu())
             if raw is not None:
                 raw[batch.places_B] = np.where(batch.present_BG[..., None], e_BGD.float().cpu().numpy(), np.nan)
             seen += len(batch.places_B)
@@ -145,7 +144,7 @@ class CacheParts:
     ) -> None:
         path = self._fit_file(part)
         tensors = moments.tensors()
-        if self.config.latent.dtype == "int8":
+        if sample:
             tensors["sample_ND"] = torch.cat(sample)
         with writing(self.folder):
             if raw is not None:
@@ -178,30 +177,32 @@ class CacheParts:
         """Whiten and store this rank's parts of both splits; rows that are not kept are encoded on the way."""
         await_file(self.folder / "whitening.safetensors")
         whitening = Whitening.load(self.folder / "whitening.safetensors")
-        on_device = whitening.to(getattr(self.encoder, "device", "cpu"))
+        on_device = whitening.to(device_of(self.encoder))
         for writer in self.writers(_scale(whitening)):
-            split, jobs = writer.split, list[tuple[int, NDArray[np.int64]]]()
+            split, todo = writer.split, list[int]()
             for part in writer.todo(rank, world):
-                numbers = self._numbers(writer, part)
-                new = np.flatnonzero(~self._is_kept(split, numbers))
-                if len(new):
-                    jobs.append((part, new))
+                if len(self._new(writer, part)):
+                    todo.append(part)
                 else:
                     writer.write(part, *self._open_part(writer, part, whitening))
-            stored, clipped, seen = np.empty(0), 0, 0
-            rows = [self._numbers(writer, part)[new] for part, new in jobs]
-            for job, batch, z_BGK in self.encoders[split].stream(rows, on_device.apply):
-                part, new = jobs[job]
+            stored, clipped, seen, new = np.empty(0), 0, 0, np.empty(0, dtype=np.int64)
+            jobs = (self._numbers(writer, part)[self._new(writer, part)] for part in todo)
+            for job, batch, z_BGK in self.encoders[split].stream(jobs, on_device.apply):
                 if seen == 0:
-                    stored, clipped = self._open_part(writer, part, whitening)
-                z = z_BGK.float().cpu().numpy()
-                fill_empty(z, batch.present_BG, rows[job][batch.places_B], split)
-                stored[new[batch.places_B]], more = writer.spec.pack(z)
+                    new = self._new(writer, todo[job])
+                    stored, clipped = self._open_part(writer, todo[job], whitening)
+                places, z = new[batch.places_B], z_BGK.float().cpu().numpy()
+                fill_empty(z, batch.present_BG, self._numbers(writer, todo[job])[places], split)
+                stored[places], more = writer.spec.pack(z)
                 clipped, seen = clipped + more, seen + len(z)
                 bar.move(len(z))
                 if seen == len(new):
-                    writer.write(part, stored, clipped)
+                    writer.write(todo[job], stored, clipped)
                     seen = 0
+
+    def _new(self, writer: RowsWriter, part: int) -> NDArray[np.int64]:
+        """Places in a part of the rows the first pass does not keep."""
+        return np.flatnonzero(~self._is_kept(writer.split, self._numbers(writer, part)))
 
     def _open_part(self, writer: RowsWriter, part: int, whitening: Whitening) -> tuple[NDArray[Any], int]:
         """A part with the rows that are kept from the first pass in their places, and how many numbers were clipped."""
@@ -211,7 +212,9 @@ class CacheParts:
         at = np.searchsorted(self.fit_rows, numbers[places])
         for fit_part in np.unique(at // PART_ROWS).tolist():
             here = at // PART_ROWS == fit_part
-            raw = np.memmap(self._fit_file(fit_part).with_suffix(".raw"), dtype=np.float32, mode="r")
+            path = self._fit_file(fit_part).with_suffix(".raw")
+            await_file(path)
+            raw = np.memmap(path, dtype=np.float32, mode="r")
             e_nGD = np.asarray(raw.reshape(-1, *self.raw_shape)[at[here] % PART_ROWS])
             z = whitening.apply(torch.from_numpy(np.nan_to_num(e_nGD))).numpy()
             fill_empty(z, ~np.isnan(e_nGD[..., 0]), numbers[places[here]], writer.split)
@@ -284,6 +287,6 @@ def human_bytes(size: float) -> str:
     """1234567 as 1.18 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
         size /= 1024
-    return f"{size:.3g} TiB"
+    return f"{size:,.3g} TiB"

@@ -38,7 +38,7 @@ def write(folder: Path, data: np.ndarray, *, facts: dict[str, Any] | None = None
     known = {"kind": "e", "rows": {"train": rows, "valid": 0}, "groups": groups, "dim": dim, "dtype": "fp16"}
     spec = ArraySpec(**{**known, **spec_values})
     writer = RowsWriter(folder, "train", spec)
-    writer.create()
+    writer.create("x")
     for part in reversed(writer.todo()):
         first, after = writer.span(part)
         writer.write(part, *spec.pack(data[first:after]))
@@ -105,19 +105,24 @@ def test_fit_indices_are_spread_evenly() -> None:
 def test_parts_left_over_are_shared_by_the_ranks(tmp_path: Path) -> None:
     spec = ArraySpec(kind="e", rows={"train": 50}, groups=1, dim=1, dtype="fp16")
     writer = RowsWriter(tmp_path, "train", spec)
-    writer.create()
+    writer.create("x")
     assert writer.todo() == list(range(7))
     assert writer.todo(1, 3) == [1, 4]
     for part in (1, 6):
         first, after = writer.span(part)
         writer.write(part, np.ones((after - first, 1, 1), np.float16), clipped=part)
     again = RowsWriter(tmp_path, "train", spec)
-    again.create()
+    again.create("x")
     assert again.todo() == [0, 2, 3, 4, 5]
     assert np.fromfile(tmp_path / "train.e", np.float16).sum() == 8 + 2
     (tmp_path / "train.e").unlink()
-    again.create()
+    again.create("x")
     assert again.todo() == list(range(7)), "marks of a file that is gone count for nothing"
+    again.write(0, np.ones((8, 1, 1), np.float16))
+    again.create("x")
+    assert again.todo() == list(range(1, 7))
+    again.create("y")
+    assert again.todo() == list(range(7)), "parts of other content count for nothing"
     with pytest.raises(ValueError, match="part 6 has 2 rows"):
         again.write(6, np.ones((3, 1, 1), np.float16))
 
@@ -125,7 +130,7 @@ def test_parts_left_over_are_shared_by_the_ranks(tmp_path: Path) -> None:
 def test_clipped_numbers_are_summed_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "PATIENCE", 0.01)
     writer = RowsWriter(tmp_path, "train", ArraySpec(kind="e", rows={"train": 9}, groups=1, dim=1, dtype="fp16"))
-    writer.create()
+    writer.create("x")
     writer.write(0, np.ones((8, 1, 1), np.float16), clipped=3)
     with pytest.raises(DataError, match=r"000001\.json was written by another rank but is not visible here"):
         writer.clipped()
@@ -186,6 +191,10 @@ def test_damage_is_found_on_opening(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DataError, match=r"train\.e has 268 bytes, its manifest says 270; delete"):
         LatentRows.open(tmp_path, "train")
+    write(tmp_path, values(9), kind="z0")
+    (tmp_path / "train.z0").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train\.z0 has 0 bytes, .*; delete .*/train\.z0 and run `rmdm align` again"):
+        LatentRows.open(tmp_path, "train", "z0")
     path.unlink()
     with pytest.raises(DataError, match=r"train\.e is missing"):
         ArrayManifest.load(tmp_path).check_files(tmp_path)

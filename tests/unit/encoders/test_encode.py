@@ -14,14 +14,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+from tokenizers import models, pre_tokenizers, processors
 
 from rmdm.config import Config, DataConfig, TokenizerConfig
+from rmdm.data import progress
 from rmdm.data.prepare import prepare
 from rmdm.data.shards import Manifest, TokenRows
+from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders import cache, parts
 from rmdm.encoders.cache import ArrayManifest, LatentRows, find_cache, fit_indices
 from rmdm.encoders.encode import Encoded, cache_facts, config_facts, encode
+from rmdm.encoders.find import open_encoder
 from rmdm.encoders.online import OnlineLatents
 from rmdm.encoders.whitening import Whitening
 from rmdm.errors import ConfigError, DataError
@@ -283,6 +288,45 @@ def test_rows_taken_online_are_those_of_the_cache(shards: Path, tmp_path: Path) 
         np.testing.assert_allclose(online.take(order), stored.take(order), rtol=2e-3, atol=2e-3)
 
 
+def small_bert(folder: Path, words: list[str]) -> str:
+    """A BERT of random weights that cuts words otherwise than the corpus's tokenizer does."""
+    from transformers import BertConfig, BertModel
+
+    letters = sorted(set("".join(words)))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters), *words[::2]]
+    backend = tokenizers.Tokenizer(models.WordPiece({w: i for i, w in enumerate(dict.fromkeys(vocabulary))}))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    torch.manual_seed(0)
+    settings = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    BertModel(settings).save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def test_a_pretrained_encoder_fills_the_cache(shards: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(shards / "tokenizer")
+    text = tokenizer.decode(TokenRows.open(shards, "train").take(np.arange(500)).ravel())
+    base = toy_config(groups=8, dim=8)
+    name = small_bert(tmp_path / "bert", sorted({word for word in text.lower().split() if word.isalpha()}))
+    config = dataclasses.replace(base, encoder=dataclasses.replace(base.encoder, name=name, channels=12))
+    encoder = open_encoder(config.encoder, tokenizer, 32, torch.device("cpu"))
+    done = encode(config, shards, encoder, folder=tmp_path / "cache", progress=False)
+    assert done.manifest.facts["channels"] == 12
+    rows, whitening = LatentRows.open(done.dir, "train"), Whitening.load(done.dir / "whitening.safetensors")
+    z = rows.take(np.arange(500))
+    assert np.allclose(z.reshape(-1, 8).var(0), 1, atol=0.15)
+    online = OnlineLatents.open(config, shards, "train", encoder, whitening)
+    order = np.random.default_rng(0).integers(0, 500, 40)
+    np.testing.assert_allclose(online.take(order), z[order], rtol=4e-3, atol=4e-3)
+    again = open_encoder(config.encoder, tokenizer, 32, torch.device("cpu"))
+    assert encode(config, shards, again, folder=done.dir, progress=False).skipped
+
+
 def test_settings_have_folders_of_their_own(shards: Path, tmp_path: Path) -> None:
     shutil.copytree(shards, tmp_path / "shards")
     home = tmp_path / "shards"
@@ -294,8 +338,12 @@ def test_settings_have_folders_of_their_own(shards: Path, tmp_path: Path) -> Non
     manifest = Manifest.load(home)
     assert find_cache(home, config_facts(toy_config(), manifest)) == folders[0]
     assert find_cache(home, cache_facts(toy_config(), manifest, Toy(seed=1, name="other"))) == folders[2]
+    moved = Toy(name="elsewhere/toy")
+    assert encode(toy_config(), home, moved, progress=False).dir == folders[0], "the name is no part of the content"
+    named = dataclasses.replace(toy_config(), encoder=dataclasses.replace(toy_config().encoder, name=moved.name))
+    assert find_cache(home, config_facts(named, manifest)) == folders[0]
     with pytest.raises(DataError, match=r"closest, .* has dim 8 where this run asks for 9"):
-        find_cache(home, config_facts(toy_config(dim=9), manifest))
+        find_cache(home, {**config_facts(named, manifest), "dim": 9})
 
 
 @pytest.mark.parametrize(
@@ -369,7 +417,7 @@ def test_a_disk_that_is_too_small_is_told_first(shards: Path, tmp_path: Path, mo
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     toy = Toy()
-    with pytest.raises(DataError, match=r"needs 9\d\.\d KiB more, the disk has 1e\+03 B free; make room"):
+    with pytest.raises(DataError, match=r"needs 9\d\.\d KiB more, the disk has 1000 B free; make room"):
         make(toy_config(), shards, tmp_path, toy)
     assert toy.rows == 0
 
@@ -398,6 +446,16 @@ def test_it_says_what_it_takes_and_what_it_made(shards: Path, tmp_path: Path) ->
     encode(toy_config(), shards, Toy(), folder=tmp_path, log=said.append)
     assert len(said) == 3
     assert said[2].endswith("; made before")
+
+
+def test_without_a_terminal_it_says_now_and_then_how_far_it_is(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    said: list[str] = []
+    encode(toy_config(), shards, Toy(), folder=tmp_path, log=said.append)
+    assert re.fullmatch(r"encoding: \d%, \d+ rows, [\d,]+ rows/s, \d+ s left", said[1])
+    assert re.fullmatch(r"encoding: 100%, 600 rows, [\d,]+ rows/s, 0 s left", said[-2])
 
 
 def test_a_cache_that_lost_a_file_is_told(shards: Path, tmp_path: Path) -> None:

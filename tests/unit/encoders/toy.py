@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rmdm.config import Config, load_config
+from rmdm.data.shards import TokenRows
 from rmdm.encoders import cache
 from rmdm.encoders.encoder import Pieces
 
@@ -66,15 +67,18 @@ def toy_config(**latent: object) -> Config:
     )
 
 
-def main(shards: str, folder: str, part_rows: str, sleep: str) -> None:
-    """Encode as one rank of however many there are."""
+def main(shards: str, folder: str, part_rows: str, sleep: str, broken: str = "") -> None:
+    """Encode as one rank of however many there are; the training row `broken` gives NaN."""
     from rmdm.encoders.encode import encode
     from rmdm.training.distributed import world
 
     set_part_rows(int(part_rows))
     with world("cpu") as here:
+        toy = Toy(sleep=float(sleep))
+        if broken:
+            toy.broken = TokenRows.open(shards, "train").take(np.array([int(broken)]))[0]
         options = {"rank": here.rank, "world": here.size, "barrier": here.barrier}
-        encode(toy_config(), Path(shards), Toy(sleep=float(sleep)), folder=Path(folder), progress=False, **options)
+        encode(toy_config(), Path(shards), toy, folder=Path(folder), progress=False, **options)
 
 
 def set_part_rows(rows: int) -> None:
