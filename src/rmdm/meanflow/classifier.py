@@ -64,7 +64,8 @@ class Network(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         sizes = (inputs, *fit.widths, 1)
-        layers = [nn.utils.skip_init(nn.Linear, a, b) for a, b in itertools.pairwise(sizes)]
+        # Made without torch's own initialisation, which would draw from the global generator.
+        layers = [nn.Linear(a, b, device="meta").to_empty(device="cpu") for a, b in itertools.pairwise(sizes)]
         for layer in layers:
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=generator)
             nn.init.zeros_(layer.bias)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rmdm.errors import DataError
+from rmdm.meanflow.classifier import Accuracy
 
 SLICES = 512
 COLUMNS = 4096
@@ -92,6 +93,25 @@ class Recovery:
     noisy: float | None = None
     """From (P z_0 + sigma eps) / sqrt(1 + sigma^2), what stage II is given."""
     sigma: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussianity:
+    """Every figure of one latent."""
+
+    rows: int
+    groups: int
+    dim: int
+    moments: Moments
+    w1_slices: Distance
+    w1_axes: Distance
+    norm: Norm
+    correlation: Correlation | None
+    """None for one group."""
+    classifier: Accuracy | None
+    """Told from N(0, I); None where it was not asked for."""
+    recovery: Recovery | None
+    """None without embeddings to compare with."""
 
 
 def check_rows(z_NGD: Tensor, name: str, least: int = 16) -> Tensor:
