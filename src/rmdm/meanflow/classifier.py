@@ -152,6 +152,8 @@ def two_sample_accuracy(
     features = Features.of(fit_NA)
     trained = [_train(fit, features, fit_NA, fit_N, held_NA, held_N, seed) for fit in candidates]
     best = min(range(len(trained)), key=lambda k: trained[k][0])
+    if not math.isfinite(trained[best][0]):  # else an untrained network would call any two laws alike
+        raise DataError("the classifier's loss is not finite; look for NaN, infinity or huge numbers in its rows")
     test_NA, test_N = torch.cat([a_test[:m].flatten(1), b_test[:m].flatten(1)]).float(), _labels(m, a_NA.device)
     right = (_logits(trained[best][1], features, test_NA) > 0) == (test_N > 0.5)
     value = float(right.double().mean())

@@ -112,8 +112,12 @@ def nearest_distances(query_QGD: Tensor, train_NGD: Tensor | NDArray[Any], chunk
     row_QA = torch.zeros_like(query_QA)
     for first in range(0, len(train_NGD), chunk):
         part = train_NGD[first : first + chunk]
-        part = torch.from_numpy(np.asarray(part, dtype=np.float32)) if isinstance(part, np.ndarray) else part.float()
+        # A memmap is read-only, and torch warns of sharing such memory: copy.
+        part = torch.from_numpy(np.array(part, dtype=np.float32)) if isinstance(part, np.ndarray) else part.float()
         part_NA = part.to(query_QA.device).flatten(1)
+        if not part_NA.isfinite().all():
+            last = min(first + chunk, len(train_NGD))
+            raise DataError(f"training rows {first:,} to {last:,} hold NaN or infinity; encode them again")
         # |t|^2 - 2 q.t ranks rows as |q - t|^2 does; the distance itself is taken from the row, where nothing cancels.
         score_Q, index_Q = torch.addmm(part_NA.square().sum(1), query_QA, part_NA.T, alpha=-2).min(1)
         better_Q = score_Q < best_Q

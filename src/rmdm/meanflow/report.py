@@ -49,7 +49,9 @@ def measure(
     on_slices, on_axes = figures.gaussian_distances(z_NA, slices=slices, seed=seed)
     told = recovered = None
     if classify:
-        train_NA, test_NA = (z_NA[: N // 2], z_NA[N // 2 :]) if train_NGD is None else (train_NGD.flatten(1), z_NA)
+        train_NA, test_NA = z_NA[: N // 2], z_NA[N // 2 :]
+        if train_NGD is not None:
+            train_NA, test_NA = figures.check_rows(train_NGD, "the classifier's training rows").flatten(1), z_NA
         prior = [
             normal(tuple(part.shape), (seed ^ figures.PRIOR_STREAM) + k, z_NA.device)
             for k, part in enumerate((train_NA, test_NA))

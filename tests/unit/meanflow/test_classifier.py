@@ -72,3 +72,10 @@ def test_features_are_standardised_and_decorrelated():
 def test_too_few_rows_are_refused():
     with pytest.raises(DataError, match="10 training and 5 test rows a side"):
         two_sample_accuracy(*(normal((n, 4), n) for n in (10, 30, 5, 6)))
+
+
+def test_rows_that_are_not_finite_are_refused_and_not_called_alike():
+    spoiled = normal((40, 4), 1)
+    spoiled[0, 0] = float("nan")
+    with pytest.raises(DataError, match="loss is not finite"):
+        two_sample_accuracy(spoiled, normal((40, 4), 2), normal((9, 4), 3), normal((9, 4), 4))

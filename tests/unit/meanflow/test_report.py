@@ -148,6 +148,19 @@ def test_nearest_rows_are_exact_across_chunks():
     assert found[7] == 0
 
 
+def test_training_rows_may_be_a_read_only_memmap_but_not_nan(tmp_path):
+    np.save(tmp_path / "train.npy", normal((50, 2, 3), 2).numpy())
+    train = np.load(tmp_path / "train.npy", mmap_mode="r")
+    found = nearest_distances(normal((5, 2, 3), 1), train, chunk=20)
+    assert torch.allclose(found, nearest_distances(normal((5, 2, 3), 1), normal((50, 2, 3), 2)))
+    spoiled = normal((50, 2, 3), 2)
+    spoiled[33, 0, 0] = float("nan")
+    with pytest.raises(DataError, match="training rows 30 to 40 hold NaN"):
+        nearest_distances(normal((5, 2, 3), 1), spoiled, chunk=10)
+    with pytest.raises(DataError, match="classifier's training rows has NaN or infinity in 1 of 50"):
+        report.measure(normal((100, 2, 3), 0), train_NGD=spoiled, slices=4)
+
+
 def test_mismatched_rows_are_refused():
     with pytest.raises(DataError, match="90 rows of embeddings for 100 rows"):
         report.measure(normal((100, 2, 4), 0), normal((90, 2, 4), 1), classify=False, slices=4)
