@@ -221,6 +221,36 @@ def run_train(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -
     return train_stage(config, run_out(args.preset, args.out, config), args.resume, show)
 
 
+def run_encode(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm encode`: token shards to embeddings."""
+    from rmdm.stages import encode_stage
+
+    return encode_stage(resolve_config(args.preset, overrides), show)
+
+
+def run_align(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm align`: embeddings to a Gaussian latent."""
+    from rmdm.stages import align_stage
+
+    config = resolve_config(args.preset, overrides)
+    return align_stage(config, run_out(args.preset, args.out, config), args.resume, show)
+
+
+def run_latents(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm latents`: the report on stage I."""
+    from rmdm.stages import latents_stage
+
+    return latents_stage([Path(run) for run in [args.run, *args.beside]], show, rows=args.rows, quick=args.quick)
+
+
+def latents_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `latents`."""
+    parser.add_argument("run", help="a run directory that 'rmdm align' has finished")
+    parser.add_argument("beside", nargs="*", help="other runs on the same embeddings, for the same table")
+    parser.add_argument("--rows", type=int, help="held-out rows to measure (default 16384; as many more for training)")
+    parser.add_argument("--quick", action="store_true", help="no draws and no pictures")
+
+
 def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
     """`rmdm run`: every stage of a preset, skipping what is done."""
     from rmdm.stages import run_stages
@@ -260,6 +290,9 @@ def presets_flags(parser: argparse.ArgumentParser) -> None:
 VERBS: dict[str, Verb] = {
     "run": Verb("run a whole preset, stage by stage, skipping what is done", True, train_flags, run_all),
     "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare),
+    "encode": Verb("embed every row with a pretrained encoder", True, preset_flags, run_encode),
+    "align": Verb("train the flow that makes the embeddings Gaussian", True, train_flags, run_align),
+    "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents),
     "train": Verb("train a model on prepared shards", True, train_flags, run_train),
     "sample": Verb("write text with a trained model", False, sample_flags, run_sample),
     "presets": Verb("list the presets, or print one", False, presets_flags, run_presets),

@@ -85,6 +85,90 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
     }
 
 
+def encode_stage(config: Config, show: Show) -> Outcome:
+    """Embeddings of every row, whitened, beside the shards; ranks of `torchrun` share the work."""
+    from rmdm.encoders.encode import encode
+    from rmdm.encoders.find import open_encoder
+    from rmdm.training.distributed import world
+
+    shards, tokenizer = open_shards(config)
+    with world(config.train.device) as here:
+        encoder = open_encoder(config.encoder, tokenizer, config.data.length, here.device)
+        done = encode(stored(config), shards, encoder, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
+    return {
+        "cache": str(done.dir),
+        "skipped": done.skipped,
+        "rows": done.manifest.spec.rows,
+        "bytes": sum(map(done.manifest.spec.nbytes, done.manifest.spec.rows)),
+        **done.manifest.figures,
+    }
+
+
+def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "align") -> Outcome:
+    """Train the flow on the embeddings and store z_0, alone or as one rank of `torchrun`."""
+    from rmdm.data.shards import Manifest, Split
+    from rmdm.encoders.cache import find_cache
+    from rmdm.encoders.encode import config_facts
+    from rmdm.encoders.find import open_encoder
+    from rmdm.encoders.online import OnlineLatents
+    from rmdm.encoders.whitening import Whitening
+    from rmdm.meanflow.align import align
+    from rmdm.training.distributed import world
+
+    shards, tokenizer = open_shards(config)
+    config = with_shards(config, shards)
+    cache = find_cache(shards, config_facts(stored(config), Manifest.load(shards)))
+    with world(config.meanflow.train.device, "meanflow.") as here:
+        online = None
+        if stored(config).latent.store == "z0":
+            encoder = open_encoder(config.encoder, tokenizer, config.data.length, here.device)
+            whitening = Whitening.load(cache / "whitening.safetensors")
+
+            def online(split: Split) -> OnlineLatents:
+                return OnlineLatents.open(config, shards, split, encoder, whitening)
+
+        done = align(config, cache, out, here, resume=resume, show=show, verb=verb, online=online)
+    if done.stopped is not None:
+        if here.is_main:
+            again = f"rmdm {verb} {out} --resume auto"
+            show(f"stopped at step {done.stopped.step}, saved {done.stopped.checkpoint}; go on with: {again}")
+        return {"finished": False, "run": str(out), "exit": 128 + done.stopped.signal}
+    if here.is_main:
+        save_config(config, out)
+        how = "made before" if done.skipped else f"z_0 in {cache}" if done.kind else "no z_0 stored"
+        show(f"align: flow in {done.flow}, {how}; next: rmdm latents {out}")
+    return {"finished": True, "run": str(out), "flow": str(done.flow), "cache": str(cache), "latent": done.kind}
+
+
+def latents_stage(runs: list[Path], show: Show, *, rows: int | None = None, quick: bool = False) -> Outcome:
+    """Report on the latents of a run, with other runs beside it."""
+    import torch
+
+    from rmdm.meanflow.latents import ROWS, measure_latents
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return measure_latents(runs, device, show, rows=rows or ROWS, quick=quick)
+
+
+def stored(config: Config) -> Config:
+    """The config as the embeddings' cache sees it: whoever encodes online stores only the rows the PCA needs."""
+    if config.latent.source == "cache":
+        return config
+    return dataclasses.replace(config, latent=dataclasses.replace(config.latent, store="z0"))
+
+
+def open_shards(config: Config) -> tuple[Path, Any]:
+    """The folder of the shards the config means, which must be there, and their tokenizer."""
+    from rmdm.data.prepare import prepare, shard_dir
+
+    if config.encoder.name is None:
+        raise ConfigError("encoder.name is not set; name one, for example --encoder.name all-MiniLM-L6-v2")
+    folder = shard_dir(config.data)
+    if not (folder / "manifest.json").is_file():
+        raise DataError(f"{folder} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
+    return folder, prepare(config.data, progress=False).tokenizer
+
+
 def with_shards(config: Config, folder: Path) -> Config:
     """The config with its shard folder spelled out, so that a run finds its data when the source is gone."""
     return dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(folder.resolve())))
@@ -104,8 +188,16 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
     """The stages, as one rank of a group that is already there or as the only one."""
     prepared = prepare_stage(config, show)
     config = with_shards(config, Path(prepared["data_dir"]))
+    outcome: Outcome = {"prepare": prepared, "run": str(out)}
+    if config.encoder.name is not None:
+        outcome["encode"] = encode_stage(config, show)
+        outcome["align"] = align_stage(config, out, resume, show, verb="run")
+        if outcome["align"].get("exit"):
+            return {**outcome, "exit": outcome["align"]["exit"]}
+        if is_main():
+            outcome["latents"] = latents_stage([out], show, quick=True)
     trained = train_stage(config, out, resume, show, verb="run")
-    outcome: Outcome = {"prepare": prepared, "train": trained, "run": str(out)}
+    outcome["train"] = trained
     if trained.get("exit"):
         return {**outcome, "exit": trained["exit"]}
     if config.data.storyworld and not config.data.path and is_main():

@@ -15,6 +15,7 @@ from torch.func import jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmdm.backbone.noise import normal
+from rmdm.meanflow.affine import Affine, Enter
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.paths import Path
 
@@ -56,9 +57,10 @@ def time_derivative(net: nn.Module, z: Tensor, v: Tensor, r: Tensor, t: Tensor) 
 class MeanFlowObjective(nn.Module):
     """The training module: draws z_0, walks to z_t, and regresses the network on the identity's target."""
 
-    def __init__(self, backbone: FlowNet, path: Path, adaptive: float = 0.0) -> None:
+    def __init__(self, backbone: FlowNet, path: Path, adaptive: float = 0.0, enter: Affine | None = None) -> None:
         super().__init__()
         self.backbone, self.path, self.adaptive = backbone, path, adaptive
+        self.enter = Enter(enter)
 
     def forward(self, batch: FlowBatch, per_row: Tensor) -> Tensor:
         """sum over rows of the mean squared error, times `per_row`."""
@@ -66,7 +68,7 @@ class MeanFlowObjective(nn.Module):
 
     def errors(self, batch: FlowBatch) -> Tensor:
         """The (weighted) squared error of each row, averaged over its numbers."""
-        net, e = self.backbone, batch.e_BGD.float()
+        net, e = self.backbone, self.enter(batch.e_BGD)
         z0 = normal(batch.noise_key_B, tuple(e.shape[1:]), NOISE_STREAM)
         point = self.path.at(z0, e, batch.t_B[:, None, None])
         J = len(batch.r_J)

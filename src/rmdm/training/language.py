@@ -22,6 +22,8 @@ from rmdm.training.task import Validation
 # to go on (a falling learning rate then follows the new length from there). Which data is meant, the checkpoint tells.
 FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path", "data.workers", "optim.final_lr"}
 FIXED_TRAIN_FIELDS = {"train.batch"}
+LATENT_FIELDS = {"encoder", "latent", "meanflow"}
+"""What processes without a latent do not depend on."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class LanguageTask:
         self.process = PROCESSES[config.process]
 
     def fixed(self, field: str) -> bool:
-        """All but `FREE_FIELDS`."""
-        return field in FIXED_TRAIN_FIELDS or not lies_in(field, FREE_FIELDS)
+        """All but `FREE_FIELDS`, and the latent's settings."""
+        return field in FIXED_TRAIN_FIELDS or not lies_in(field, FREE_FIELDS | LATENT_FIELDS)
 
     def again(self, out: Path) -> str:
         """The verb on the run directory."""

@@ -10,9 +10,10 @@ from rmdm.config import OptimConfig
 
 def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """Fused AdamW; weight decay touches the matrices inside the blocks and not embeddings, head or vectors."""
-    decayed = [p for name, p in module.named_parameters() if ".blocks." in f".{name}" and name.endswith(".weight")]
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    decayed = [p for name, p in trained if ".blocks." in f".{name}" and name.endswith(".weight")]
     chosen = {id(p) for p in decayed}
-    rest = [p for p in module.parameters() if id(p) not in chosen]
+    rest = [p for _, p in trained if id(p) not in chosen]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 

@@ -1,0 +1,184 @@
+"""A trained flow, ready to use: e to z_0, and noise to e. Saved as safetensors and JSON; loading executes nothing."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rmdm.backbone.noise import normal
+from rmdm.config import FlowModelConfig
+from rmdm.data.shards import write_json
+from rmdm.encoders.whitening import save_atomically
+from rmdm.errors import CheckpointError
+from rmdm.meanflow.affine import Affine
+from rmdm.meanflow.net import FlowNet
+from rmdm.meanflow.recipes import RECIPES
+from rmdm.meanflow.transport import follow, integrate
+
+FORMAT = 1
+CHUNK = 8192
+"""Rows taken through at once."""
+DRAW_STREAM = 9
+"""Stream of the noise that draws start from."""
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """What the weights alone do not tell."""
+
+    recipe: str
+    groups: int
+    dim: int
+    layers: int
+    width: int
+    heads: int
+    mlp_ratio: float
+    transport_steps: int
+    draw_steps: int
+    cache: str
+    """Fingerprint of the embeddings it was trained on."""
+    step: int
+    format: int = FORMAT
+
+
+@dataclass
+class Flow:
+    """The networks and the affine maps around them."""
+
+    settings: FlowSettings
+    net: FlowNet
+    maps: dict[str, Affine] = field(default_factory=dict)
+    """`enter`: embeddings to what the network sees. `leave`: its end points to z_0. `draw-N`: mends the moments of
+    draws made in N steps."""
+    student: FlowNet | None = None
+    """Draws in few steps; without it the network itself does."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.net.places.device
+
+    @torch.no_grad()
+    def to_latent(self, e_nGD: Tensor, steps: int | None = None, *, mend: bool = True) -> Tensor:
+        """z_0 of embeddings [Paper §3.2]; `steps` other than the settings' is for comparison."""
+        recipe = RECIPES[self.settings.recipe]
+        out = []
+        with fast_float32():
+            for e in e_nGD.split(CHUNK):
+                x = e.to(self.device, torch.float32)
+                x = self.maps["enter"].apply(x) if "enter" in self.maps else x
+                z = recipe.solver(self.net, x, 1.0, 0.0, steps or self.settings.transport_steps)
+                out.append(self.maps["leave"].apply(z) if mend and "leave" in self.maps else z)
+        return torch.cat(out)
+
+    @torch.no_grad()
+    def to_embedding(self, noise_nGD: Tensor, steps: int | None = None, *, mend: bool = True) -> Tensor:
+        """Whitened embeddings drawn from noise, in `steps` evaluations of a network."""
+        steps = steps or self.settings.draw_steps
+        out = []
+        with fast_float32():
+            for noise in noise_nGD.split(CHUNK):
+                z = noise.to(self.device, torch.float32)
+                if self.student is not None and steps <= 4:
+                    x = follow(self.student, z, 0.0, 1.0, steps)
+                elif RECIPES[self.settings.recipe].solver is follow or steps == 1:
+                    x = follow(self.net, z, 0.0, 1.0, steps)
+                else:
+                    x = integrate(self.net, z, 0.0, 1.0, steps // 2)
+                if mend and f"draw-{steps}" in self.maps:
+                    x = self.maps[f"draw-{steps}"].apply(x)
+                out.append(self.maps["enter"].inverse().apply(x) if "enter" in self.maps else x)
+        return torch.cat(out)
+
+    def draw(self, n: int, seed: int, steps: int | None = None) -> Tensor:
+        """n draws (n, G, D) of whitened embeddings; the same seed gives the same draws, one by one."""
+        return self.to_embedding(self.noise(n, seed), steps)
+
+    def noise(self, n: int, seed: int) -> Tensor:
+        """n rows of N(0, I); row i is a function of (seed, i)."""
+        keys = torch.arange(n, dtype=torch.int64, device=self.device) * 0x1E3779B97F4A7C15 + seed
+        return normal(keys, (self.settings.groups, self.settings.dim), DRAW_STREAM)
+
+    def save(self, folder: Path) -> None:
+        """Write it into `folder`; the JSON comes last."""
+        tensors = {f"net.{name}": value.cpu() for name, value in self.net.state_dict().items()}
+        if self.student is not None:
+            tensors |= {f"student.{name}": value.cpu() for name, value in self.student.state_dict().items()}
+        for name, affine in self.maps.items():
+            tensors |= {f"maps.{name}.matrix": affine.matrix.cpu(), f"maps.{name}.offset": affine.offset_K.cpu()}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_atomically(tensors, folder / "flow.safetensors")
+        write_json(folder / "flow.json", {**vars(self.settings), "fingerprint": fingerprint(folder)})
+
+    @staticmethod
+    def load(folder: Path, device: torch.device | str = "cpu") -> "Flow":
+        """Read what `save` wrote; a damaged or changed file is refused by name."""
+        folder = Path(folder)
+        try:
+            meta: dict[str, Any] = json.loads((folder / "flow.json").read_text(encoding="utf-8"))
+            saved = meta.pop("fingerprint")
+            settings = FlowSettings(**meta)
+        except FileNotFoundError:
+            raise CheckpointError(f"{folder} holds no finished flow; train one with 'rmdm align PRESET'") from None
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{folder / 'flow.json'} is damaged; restore it or run 'rmdm align' again") from None
+        if settings.format != FORMAT:
+            raise CheckpointError(f"{folder / 'flow.json'} has format {settings.format}, this version reads {FORMAT}")
+        try:
+            if fingerprint(folder) != saved:
+                raise ValueError("its checksum is not the one recorded")
+            tensors = load_file(folder / "flow.safetensors")
+            nets = [build_net(settings, _under(tensors, name)) for name in ("net.", "student.")]
+        except (OSError, SafetensorError, ValueError, RuntimeError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise CheckpointError(
+                f"{folder / 'flow.safetensors'} is damaged ({reason}); restore it or run 'rmdm align' again"
+            ) from None
+        if nets[0] is None:
+            raise CheckpointError(f"{folder / 'flow.safetensors'} holds no network; run 'rmdm align' again")
+        names = sorted({key.split(".")[1] for key in tensors if key.startswith("maps.")})
+        maps = {name: Affine(tensors[f"maps.{name}.matrix"], tensors[f"maps.{name}.offset"]) for name in names}
+        moved = {name: Affine(a.matrix.to(device), a.offset_K.to(device)) for name, a in maps.items()}
+        student = nets[1].to(device).eval() if nets[1] is not None else None
+        return Flow(settings, nets[0].to(device).eval(), moved, student)
+
+
+def build_net(settings: FlowSettings, weights: dict[str, Tensor]) -> FlowNet | None:
+    """The network these weights belong to; None without weights."""
+    if not weights:
+        return None
+    shape = FlowModelConfig(
+        layers=settings.layers, width=settings.width, heads=settings.heads, mlp_ratio=settings.mlp_ratio
+    )
+    net = FlowNet(shape, settings.groups, settings.dim)
+    net.load_state_dict(weights)
+    return net
+
+
+def fingerprint(folder: Path) -> str:
+    """Of the flow's weights and maps."""
+    with open(folder / "flow.safetensors", "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def fast_float32() -> Generator[None]:
+    """On a GPU, matrix products of float32 numbers in TF32: the networks were trained in bf16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
