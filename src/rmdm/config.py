@@ -268,8 +268,9 @@ class Config:
     """One line for `rmdm presets`."""
     seed: int = 0
     """Every random draw of a run follows from it."""
-    process: Literal["mdlm", "ar"] = "mdlm"
-    """Objective: masked diffusion (`mdlm`) or autoregressive (`ar`)."""
+    process: Literal["mdlm", "ar", "rmdm"] = "mdlm"
+    """Objective: masked diffusion (`mdlm`), autoregressive (`ar`), or masked diffusion given the latent (`rmdm`, whose
+    stage I works in this version and whose training does not yet)."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     latent: LatentConfig = dataclasses.field(default_factory=LatentConfig)

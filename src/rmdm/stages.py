@@ -43,6 +43,11 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
 
 def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "train") -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
+    if config.process == "rmdm":
+        raise ConfigError(
+            "process=rmdm: this version has its stage I (prepare, encode, align, latents) and not its training; "
+            "use process=mdlm or ar"
+        )
     from rmdm.data.prepare import prepare, shard_dir
     from rmdm.training.checkpoint import step_of
     from rmdm.training.distributed import world
