@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,6 +32,8 @@ class Encoder(Protocol):
     """A frozen network that embeds text."""
 
     name: str
+    device: torch.device
+    """Where it computes and its output lies."""
     dim: int
     """Channels D of its output, after `encoder.channels`."""
     context: int
@@ -46,5 +49,8 @@ class Encoder(Protocol):
         ...
 
     def embed(self, rows: list[Pieces], groups: int) -> Tensor:
-        """Pooled last hidden states e_BGD, float32, on the encoder's device; zeros where a group has no text."""
+        """Pooled last hidden states e_BGD, float32, on `device`; zeros where a group has no text.
+
+        Whether they are finite is left to whoever takes them off the device: looking would hold up the next batch.
+        """
         ...

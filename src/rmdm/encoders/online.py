@@ -15,8 +15,9 @@ from rmdm.config import Config
 from rmdm.data.order import uniform
 from rmdm.data.shards import Split, TokenRows
 from rmdm.encoders.encoder import Encoder, Pieces
+from rmdm.encoders.offsets import check_groups
 from rmdm.encoders.whitening import Whitening
-from rmdm.errors import ConfigError, DataError
+from rmdm.errors import DataError
 
 EMPTY_STREAM = 0x656D7074
 """Stream of the noise in groups without text ("empt" in ASCII)."""
@@ -40,7 +41,7 @@ class RowEncoder:
     def __init__(self, config: Config, tokens: TokenRows, encoder: Encoder) -> None:
         check_groups(config.latent.groups, tokens.length)
         self.tokens, self.encoder, self.groups = tokens, encoder, config.latent.groups
-        self.budget = config.encoder.batch_tokens // (16 if device_of(encoder).type == "cpu" else 1)
+        self.budget = config.encoder.batch_tokens // (16 if encoder.device.type == "cpu" else 1)
 
     def batches(self, rows: NDArray[np.int64]) -> list[Batch]:
         """Tokenise rows and cut them, longest first, in batches of at most `budget` tokens with their padding."""
@@ -96,8 +97,8 @@ class RowEncoder:
 
 
 def device_of(encoder: Encoder) -> torch.device:
-    """Where an encoder's output lies; one that does not say is on the CPU."""
-    return torch.device(getattr(encoder, "device", "cpu"))
+    """Where an encoder's output lies."""
+    return encoder.device
 
 
 def fill_empty(
@@ -114,23 +115,12 @@ def fill_empty(
     z_nGK[place, group] = torch.special.ndtri(torch.from_numpy(u)).numpy()
 
 
-def check_groups(groups: int, length: int) -> None:
-    """Raise ConfigError unless rows of `length` can be cut in `groups` equal groups."""
-    if groups < 1 or length % groups:
-        divisors = [g for g in range(1, length + 1) if length % g == 0]
-        below, above = [g for g in divisors if g < groups][-1:], [g for g in divisors if g > groups][:1]
-        remedy = " or ".join(map(str, below + above))
-        raise ConfigError(
-            f"latent.groups={groups} does not divide data.length={length}; use a divisor such as {remedy}"
-        )
-
-
 class OnlineLatents:
     """Rows encoded as they are taken: what `LatentRows` reads from a cache, without one (and without its rounding)."""
 
     def __init__(self, config: Config, tokens: TokenRows, encoder: Encoder, whitening: Whitening) -> None:
         self._rows = RowEncoder(config, tokens, encoder)
-        self._whitening = whitening.to(device_of(encoder))
+        self._whitening = whitening.to(encoder.device)
         self.groups, self.dim, self.split = config.latent.groups, whitening.dim, tokens.split
 
     @staticmethod

@@ -12,7 +12,7 @@ from rmdm.config import ADAPTER
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.encoder import Pieces
 from rmdm.encoders.offsets import Frame, Reader
-from rmdm.encoders.pretrained import check_channels, check_finite, fingerprint, pad, pool_rows, send
+from rmdm.encoders.pretrained import check_channels, fingerprint, pad, pool_rows, send
 from rmdm.hub import load_model
 
 
@@ -62,7 +62,6 @@ class OwnEncoder:
             with torch.autocast(self.device.type, self._precision, enabled=self._precision != torch.float32):
                 h_BTD = self._backbone(send(ids_BT, self.device))
             e_BGD[send(torch.tensor(members), self.device)] = pool_rows(kept, h_BTD[..., : self.dim], groups)
-        check_finite(self.name, e_BGD)
         return e_BGD
 
     def _batches(self, lengths: list[int]) -> list[tuple[int, list[int]]]:

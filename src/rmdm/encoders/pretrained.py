@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ from rmdm.errors import ConfigError, DataError
 LOG = logging.getLogger(__name__)
 UNLIMITED = 1 << 30
 """Context of an encoder that has no table of positions and names no limit."""
-ROUND_TO = 16
-"""On a GPU rows are padded to a multiple of this, so that few shapes are met and matrices are aligned."""
+ROUND_TO = 8
+"""On a GPU rows are padded to a multiple of this, so that matrices are aligned for tensor cores."""
+RECOMPILES = 64
+"""Most versions of a layer to compile: with and without a mask, for fixed and for any shape, and for each kind of layer
+(ModernBERT has three); torch's own limit is 8, past which it runs uncompiled."""
 POOL_ELEMENTS = 1 << 26
 """Most numbers in the pooling matrices made at once (256 MiB)."""
 IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation_autoset"}
@@ -70,9 +73,7 @@ class PretrainedEncoder:
         takes_cache = "use_cache" in inspect.signature(self._model.forward).parameters
         self._options = {"use_cache": False} if takes_cache else {}
         self._model.to(device)
-        self._forward: Callable[..., Any] = self._model
-        if device.type == "cuda":
-            self._forward = torch.compile(self._model, dynamic=True)
+        self._compiled = compile_layers(self._model) if device.type == "cuda" else []
         facts = [type(self._model).__name__, channels, _settings(folder), json.loads(backend.to_str())]
         self.fingerprint = fingerprint(files, facts)
 
@@ -92,26 +93,44 @@ class PretrainedEncoder:
         if self.device.type == "cuda":
             longest = min(-(-longest // ROUND_TO) * ROUND_TO, self.context)
         ids_BT, is_real_BT = pad(kept, longest, self._pad_id)
-        h_BTD = self._hidden(send(ids_BT, self.device), send(is_real_BT, self.device))
+        # Without a mask attention is faster, and the network need not ask the device whether it can do without.
+        is_full = all(len(row.ids_T) == longest for row in kept)
+        mask_BT = None if is_full else send(is_real_BT, self.device)
+        h_BTD = self._hidden(send(ids_BT, self.device), mask_BT)
         pooled = pool_rows(kept, h_BTD[..., : self.dim], groups)
-        check_finite(self.name, pooled)
         if len(used) == len(rows):
             return pooled
         e_BGD[send(torch.tensor(used), self.device)] = pooled
         return e_BGD
 
-    def _hidden(self, ids_BT: Tensor, is_real_BT: Tensor) -> Tensor:
-        options = {"input_ids": ids_BT, "attention_mask": is_real_BT} | self._options
-        if self._forward is self._model:
-            return self._model(**options).last_hidden_state
+    def _hidden(self, ids_BT: Tensor, mask_BT: Tensor | None) -> Tensor:
+        options = {"input_ids": ids_BT, "attention_mask": mask_BT} | self._options
         try:
-            return self._forward(**options).last_hidden_state
+            return self._model(**options).last_hidden_state
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the compiler stumbles on, the network itself may still run
-            LOG.warning("encoder %r is not compiled: %s", self.name, (str(error).splitlines() or ["?"])[0])
-            self._forward = self._model
+            if not self._compiled:
+                raise
+            LOG.warning("encoder %r is not compiled: %s", self.name, " ".join(str(error).split())[:200])
+            for layer in self._compiled:
+                layer._compiled_call_impl = None
+            self._compiled = []
             return self._model(**options).last_hidden_state
+
+
+def compile_layers(network: nn.Module, **options: Any) -> list[nn.Module]:
+    """Compile the layers of a network where they stand, and return them.
+
+    Layers share their code, so one is compiled for all, in seconds. The first shape gets code of its own; lengths and
+    numbers of rows that are met later share code for any.
+    """
+    stacks = [list(part) for part in network.modules() if isinstance(part, nn.ModuleList)]
+    layers = max(stacks, key=len, default=[network])
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILES)
+    for layer in layers:
+        layer.compile(**options)
+    return layers
 
 
 def load_backend(name: str, folder: Path) -> tokenizers.Tokenizer:
@@ -210,21 +229,6 @@ def pool_rows(rows: Sequence[Pieces], h_BTD: Tensor, groups: int) -> Tensor:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device, without waiting for what the device is doing."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def check_finite(name: str, e_BGD: Tensor) -> None:
-    """Raise DataError when an embedding is NaN or infinite.
-
-    Not on a GPU, where looking would hold up the next batch: there whoever takes the embeddings off it looks.
-    """
-    if e_BGD.device.type == "cuda":
-        return
-    if not bool(torch.isfinite(e_BGD).all()):
-        bad = int((~torch.isfinite(e_BGD)).any(-1).any(-1).sum())
-        raise DataError(
-            f"encoder {name!r} gave NaN or infinite embeddings for {bad} of {len(e_BGD)} rows; "
-            "set encoder.precision=fp32, or restore its weights if that does not help"
-        )
 
 
 def fingerprint(files: Sequence[Path], facts: Any) -> str:
