@@ -115,6 +115,7 @@ class Flow:
         for name, affine in self.maps.items():
             tensors |= {f"maps.{name}.matrix": affine.matrix.cpu(), f"maps.{name}.offset": affine.offset_K.cpu()}
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "flow.json").unlink(missing_ok=True)  # a kill between the two leaves no flow, not a damaged one
         save_atomically(tensors, folder / "flow.safetensors")
         write_json(folder / "flow.json", {**vars(self.settings), "fingerprint": fingerprint(folder)})
 
