@@ -11,6 +11,7 @@ from rmdm.hub import load_model
 from rmdm.samplers import sample_rows
 from rmdm.training import loop
 from rmdm.training.distributed import World
+from rmdm.training.language import Corpus, LanguageTask
 from rmdm.training.loop import train
 from tests.conftest import small_config
 
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 def run(config, out, shards, device):
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(shards)))
-    train(config, out, shards, World(0, 1, torch.device(device)), resume="auto", show=lambda text: None)
+    task = LanguageTask(config, Corpus.open(shards))
+    train(task, out, World(0, 1, torch.device(device)), resume="auto", show=lambda text: None)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 

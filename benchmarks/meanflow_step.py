@@ -1,0 +1,250 @@
+"""The training step of MeanFlow: compiled as the training loop does it, against the plain step with eager JVP.
+
+    python benchmarks/meanflow_step.py                            on a GPU
+    python benchmarks/meanflow_step.py --device cpu --tiny        to see that it runs
+
+All arms take the same network, rows, times and noise, and a whole step each: bf16 autocast, backward, clipping, fused
+AdamW and the weight average. Batches are built beforehand, except in the arm that builds them in the loop's own thread.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rmdm.backbone.noise import normal
+from rmdm.config import Config, FlowModelConfig, LatentConfig, LoopConfig, MeanFlowConfig
+from rmdm.meanflow.loss import NOISE_STREAM, FlowBatch
+from rmdm.meanflow.recipes import RECIPES
+from rmdm.meanflow.tasks import FlowTask
+from rmdm.training.distributed import World, world
+from rmdm.training.guards import repeatable
+from rmdm.training.loop import Trainer
+from rmdm.training.steps import Step
+
+
+class RandomRows:
+    """Rows of N(0, I) in memory."""
+
+    def __init__(self, n: int, groups: int, dim: int) -> None:
+        self.groups, self.dim = groups, dim
+        self.e_nGD = np.random.default_rng(0).standard_normal((n, groups, dim), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.e_nGD)
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """The rows at `indices`."""
+        return self.e_nGD[indices]
+
+
+class PlainObjective(nn.Module):
+    """The identity as research code writes it: u and du/dt from one JVP over the whole batch, gradients through u."""
+
+    def __init__(self, product: Any) -> None:
+        super().__init__()
+        self.backbone, self.path = product.backbone, product.path
+
+    def forward(self, batch: FlowBatch, per_row: Tensor) -> Tensor:
+        """What `MeanFlowObjective.forward` gives."""
+        e, t_B = batch.e_BGD, batch.t_B
+        r_B = torch.cat((batch.r_J, t_B[len(batch.r_J) :]))
+        z0 = normal(batch.noise_key_B, tuple(e.shape[1:]), NOISE_STREAM)
+        point = self.path.at(z0, e, t_B[:, None, None])
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+            tangents = (point.v, torch.zeros_like(r_B), torch.ones_like(t_B))
+            u, slope = jvp(self.backbone, (point.z, r_B, t_B), tangents)
+        target = (point.v - (t_B - r_B)[:, None, None] * slope.float()).detach()
+        return ((u.float() - target).square().flatten(1).mean(1) * per_row).sum()
+
+
+class Task(FlowTask):
+    """The loop's own task with another share of r != t rows, and the plain objective where asked for."""
+
+    def __init__(self, config: Config, rows: RandomRows, share: float, plain: bool) -> None:
+        super().__init__(config, rows, None, {}, None, "align")
+        self.recipe, self.plain = replace(RECIPES["robust"], identity=share), plain
+
+    def build(self) -> Any:
+        """The training module."""
+        product = super().build()
+        return PlainObjective(product) if self.plain else product
+
+
+def matmul_rate(device: torch.device, size: int) -> float:
+    """Operations a second of a `size`-cubed bf16 product of random matrices, median of 20."""
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(5):
+        a @ b
+    times = []
+    for _ in range(20):
+        synchronize(device)
+        began = time.perf_counter()
+        a @ b
+        synchronize(device)
+        times.append(time.perf_counter() - began)
+    return 2 * size**3 / float(np.median(times))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; a CPU never lags."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def build_trainer(args: argparse.Namespace, here: World, out: Path, share: float, plain: bool, mode: str) -> Trainer:
+    """A trainer whose step is compiled as the loop compiles it, not at all, or in another mode of the compiler."""
+    config = Config(
+        latent=LatentConfig(groups=args.groups, dim=args.dim),
+        meanflow=MeanFlowConfig(
+            model=FlowModelConfig(layers=args.layers, width=args.width, heads=args.heads),
+            train=LoopConfig(
+                steps=args.warmup + args.steps, batch=args.batch, precision="bf16", compile=mode == "loop"
+            ),
+        ),
+    )
+    task = Task(config, RandomRows(4 * args.batch, args.groups, args.dim), share, plain)
+    trainer = Trainer(task, out, here)
+    if mode not in {"loop", "eager"}:
+        trainer.objective.compile(dynamic=False, fullgraph=True, mode=mode)
+    trainer.objective.train()
+    return trainer
+
+
+def built(trainer: Trainer, steps: int) -> list[Step]:
+    """Steps in page-locked memory, a few of them taken in turn."""
+    made = []
+    for step in range(min(8, steps)):
+        item = trainer.task.step(step, trainer.plan)
+        pinned = [batch.pin() for batch in item.micro] if trainer.world.device.type == "cuda" else item.micro
+        made.append(replace(item, micro=pinned))
+    return [replace(made[step % len(made)], step=step) for step in range(steps)]
+
+
+def time_arm(trainer: Trainer, steps: int, warmup: int, *, threaded: bool, graphs: bool) -> dict[str, Any]:
+    """ms a step and what goes with it."""
+    device, stats, first_loss = trainer.world.device, torch.zeros(3), float("nan")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    compile_s = 0.0
+    source: Any = trainer.batches(0) if threaded else contextlib.nullcontext(built(trainer, warmup + steps))
+    with source as items:
+        batches: Iterable[Step] = items
+        synchronize(device)
+        began = time.perf_counter()
+        for count, item in enumerate(batches):
+            if graphs:
+                torch.compiler.cudagraph_mark_step_begin()
+            stats = trainer.update(item, stop=False)
+            if count == 0:
+                first_loss = float(stats[0])
+                synchronize(device)
+                compile_s = time.perf_counter() - began
+            if count + 1 == warmup:
+                synchronize(device)
+                began = time.perf_counter()
+            if count + 1 == warmup + steps:
+                break
+        synchronize(device)
+        step_s = (time.perf_counter() - began) / steps
+    return {
+        "step_ms": 1e3 * step_s,
+        "rows_per_s": trainer.plan.batch / step_s,
+        "first_step_s": compile_s,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+        "first_loss": first_loss,
+        "last_loss": float(stats[0]),
+        "steps": steps,
+    }
+
+
+def main() -> None:
+    """Time every arm and print a table and a JSON object."""
+    parser = argparse.ArgumentParser()
+    for name, default in [
+        ("layers", 6), ("width", 384), ("heads", 6), ("groups", 4), ("dim", 128), ("batch", 1024), ("steps", 100),
+        ("plain-steps", 20), ("warmup", 8), ("matmul", 8192), ("limit", 150),
+    ]:  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--share", type=float, default=0.75, help="share of the rows with r != t")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--tiny", action="store_true", help="sizes that a CPU takes in seconds")
+    args = parser.parse_args()
+    if args.tiny:
+        small = {"layers": 1, "width": 16, "heads": 2, "dim": 8, "batch": 32, "steps": 4, "plain_steps": 3,
+                 "warmup": 2, "matmul": 256}  # fmt: skip
+        vars(args).update(small)
+    # (name, share of r != t, plain objective, how it is compiled, batches built in the loop's thread)
+    arms: list[tuple[str, float, bool, str, bool]] = [
+        ("product", args.share, False, "loop", False),
+        ("product, batches built meanwhile", args.share, False, "loop", True),
+        ("plain eager JVP", args.share, True, "eager", False),
+        ("robust recipe (no r != t)", 0.0, False, "loop", False),
+        ("product, CUDA graphs", args.share, False, "reduce-overhead", False),
+        ("robust recipe, CUDA graphs", 0.0, False, "reduce-overhead", False),
+    ]
+    began, found = time.perf_counter(), {}
+    trainer: Trainer | None = None
+    key: tuple[float, bool, str] | None = None
+    with world(args.device) as here, tempfile.TemporaryDirectory() as out, repeatable(here):
+        where = torch.cuda.get_device_name() if here.device.type == "cuda" else "cpu"
+        rate = matmul_rate(here.device, args.matmul)
+        print(f"{where}, torch {torch.__version__}, bf16 matmul {rate / 1e12:.1f} TFLOP/s", flush=True)
+        for name, share, plain, mode, threaded in arms:
+            if time.perf_counter() - began > args.limit - 30 and name not in {"product", "plain eager JVP"}:
+                print(f"{name:>33}  left out: {args.limit} s are nearly over", flush=True)
+                continue
+            try:
+                if trainer is None or key != (share, plain, mode):  # what is compiled already is used again
+                    trainer, key = None, (share, plain, mode)
+                    gc.collect()
+                    torch._dynamo.reset()
+                    if here.device.type == "cuda":
+                        torch.cuda.empty_cache()
+                    trainer = build_trainer(args, here, Path(out), share, plain, mode)
+                steps = args.plain_steps if plain else args.steps
+                result = time_arm(trainer, steps, args.warmup, threaded=threaded, graphs=mode == "reduce-overhead")
+                found[name] = result
+                print(
+                    f"{name:>33}  {result['step_ms']:8.3f} ms/step  {result['rows_per_s']:12,.0f} rows/s  first step "
+                    f"{result['first_step_s']:5.1f} s  peak {result['peak_gib'] or 0:.2f} GiB  loss "
+                    f"{result['first_loss']:.4f} -> {result['last_loss']:.4f}",
+                    flush=True,
+                )
+            except Exception:  # one arm that fails must not lose the others
+                traceback.print_exc(file=sys.stdout)
+                print(f"{name:>33}  failed", flush=True)
+                trainer = None
+    plain_ms = found.get("plain eager JVP", {}).get("step_ms")
+    ratios = {name: plain_ms / arm["step_ms"] for name, arm in found.items()} if plain_ms else {}
+    for name, ratio in ratios.items():
+        print(f"{name:>33}  {ratio:6.2f} times as fast as the plain step", flush=True)
+    print(
+        json.dumps(
+            {
+                "arguments": vars(args), "device": where, "torch": torch.__version__, "matmul_tflops": rate / 1e12,
+                "arms": found, "times_as_fast": ratios, "seconds": time.perf_counter() - began,
+            }
+        ),
+        flush=True,
+    )  # fmt: skip
+    if "product" not in found or not ratios:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
