@@ -19,7 +19,8 @@ import torch
 from rmdm.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from rmdm.processes.mdlm import most_masks
 from rmdm.training.distributed import world
-from rmdm.training.loop import Corpus, Trainer
+from rmdm.training.language import Corpus, LanguageTask
+from rmdm.training.loop import Trainer
 
 
 class RandomRows:
@@ -93,7 +94,7 @@ def main() -> None:
     corpus = Corpus(rows, rows, SimpleNamespace(size=args.vocab))
     with world() as here, tempfile.TemporaryDirectory() as out:
         rate = matmul_rate(here.device, args.matmul)
-        trainer = Trainer(config, Path(out), corpus, here)
+        trainer = Trainer(LanguageTask(config, corpus), Path(out), here)
         trainer.objective.train()
         pin = here.device.type == "cuda"
         times = []

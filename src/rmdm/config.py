@@ -243,6 +243,8 @@ class MeanFlowConfig:
     """Evaluations of a network in the map from noise to e."""
     distil_steps: int = 4000
     """Training steps of the network that draws in few steps (robust recipe, directions `draw` and `both`)."""
+    distil_rows: int = 131_072
+    """Draws of the many-step flow that network learns from."""
     model: FlowModelConfig = dataclasses.field(default_factory=FlowModelConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
     train: LoopConfig = dataclasses.field(default_factory=lambda: LoopConfig(steps=10_000, batch=1024))
@@ -433,6 +435,7 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
         ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),
         ("meanflow.distil_steps", flow.distil_steps, 1, 10**12),
+        ("meanflow.distil_rows", flow.distil_rows, 16, 10**9),
         ("meanflow.model.layers", flow.model.layers, 1, 1000),
         ("meanflow.model.width", flow.model.width, 2, 65_536),
         ("meanflow.model.heads", flow.model.heads, 1, 4096),

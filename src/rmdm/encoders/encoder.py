@@ -32,14 +32,18 @@ class Encoder(Protocol):
     """A frozen network that embeds text."""
 
     name: str
-    device: torch.device
-    """Where it computes and its output lies."""
+
     dim: int
     """Channels D of its output, after `encoder.channels`."""
     context: int
     """Most tokens it can read, special tokens included."""
     fingerprint: str
     """Of weights, tokenizer and settings that change its output; not of where it lies."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes and its output lies."""
+        ...
 
     def pieces(self, x_BL: NDArray[np.int64], lengths_B: NDArray[np.int64], groups: int) -> list[Pieces]:
         """Tokenise rows for the encoder and say how its tokens pool into groups of L / groups positions each.

@@ -96,11 +96,6 @@ class RowEncoder:
         return job, batch, out
 
 
-def device_of(encoder: Encoder) -> torch.device:
-    """Where an encoder's output lies."""
-    return encoder.device
-
-
 def fill_empty(
     z_nGK: NDArray[np.float32], present_nG: NDArray[np.bool_], rows_n: NDArray[np.int64], split: str
 ) -> None:

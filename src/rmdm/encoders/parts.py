@@ -33,7 +33,8 @@ from rmdm.encoders.cache import (
     writing,
 )
 from rmdm.encoders.encoder import Encoder
-from rmdm.encoders.online import SPLITS, RowEncoder, check_groups, device_of, fill_empty
+from rmdm.encoders.offsets import check_groups
+from rmdm.encoders.online import SPLITS, RowEncoder, fill_empty
 from rmdm.encoders.whitening import Moments, Whitening, check_count, check_dim, save_atomically
 from rmdm.errors import ConfigError, DataError
 
@@ -177,7 +178,7 @@ class CacheParts:
         """Whiten and store this rank's parts of both splits; rows that are not kept are encoded on the way."""
         await_file(self.folder / "whitening.safetensors")
         whitening = Whitening.load(self.folder / "whitening.safetensors")
-        on_device = whitening.to(device_of(self.encoder))
+        on_device = whitening.to(self.encoder.device)
         for writer in self.writers(_scale(whitening)):
             split, todo = writer.split, list[int]()
             for part in writer.todo(rank, world):

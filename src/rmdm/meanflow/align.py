@@ -7,6 +7,7 @@
 <cache>/      train.z0-<flow>, valid.z0-<flow>, manifest-z0-<flow>.json
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,14 @@ from rmdm.backbone.latent import projection
 from rmdm.config import Config
 from rmdm.data.progress import RowProgress
 from rmdm.data.shards import Split
-from rmdm.encoders.cache import ArrayManifest, ArraySpec, LatentRows, RowsWriter, fingerprint, fit_indices
+from rmdm.encoders.cache import ArrayManifest, ArraySpec, Facts, LatentRows, RowsWriter, fingerprint, fit_indices
 from rmdm.encoders.whitening import save_atomically
 from rmdm.errors import DataError
 from rmdm.meanflow import flow as flows
 from rmdm.meanflow.affine import Affine, RowMoments
+from rmdm.meanflow.distil import STATES, trajectories
 from rmdm.meanflow.flow import Flow, FlowSettings
+from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.recipes import RECIPES, transport_steps
 from rmdm.meanflow.tasks import DistilTask, FlowTask, Rows, batches_of, calibration_rows
 from rmdm.training.checkpoint import list_checkpoints, step_of
@@ -37,6 +40,10 @@ from rmdm.training.resume import find_finished
 Show = Callable[[str], None]
 FIT_ROWS = 65_536
 """Rows the moments of z_0 and of draws are taken from."""
+NOISE_SEED = 1 << 40
+"""Seed of the noise the student learns from; the next one's draws fit the maps that mend its moments."""
+DRAW_STEPS = (1, 2, 4, 16)
+"""Numbers of evaluations whose draws have their moments mended."""
 INT8_REACH = 4.5
 """int8 covers z_0 to this many standard deviations; a normal number lies beyond once in 150,000."""
 
@@ -70,19 +77,16 @@ def align(
     enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
     identity = {"cache": manifest.fingerprint}
     task = FlowTask(config, rows, valid, identity, enter, verb)
-    tasks: list[tuple[FlowTask, Path]] = [(task, folder)]
-    if config.meanflow.direction != "align" and recipe.identity == 0:
-        teacher = _release(folder, config.meanflow.train.steps)
-        tasks.append((DistilTask(config, rows, valid, identity, enter, verb, teacher), folder / "student"))
-    trained = False
-    for each, place in tasks:
-        if find_finished(each, place, resume) is not None:
-            continue
-        result = train(each, place, world, resume=resume, show=show)
+    trained = find_finished(task, folder, resume) is None
+    if trained:
+        result = train(task, folder, world, resume=resume, show=show)
         if not result.finished:
             return Aligned(folder, None, result)
-        trained = True
     finished = None if trained else _finished(folder, config, manifest)
+    if finished is None and needs_student(config):
+        stopped = train_student(config, folder, rows.groups, rows.dim, world, resume, show, verb)
+        if stopped is not None:
+            return Aligned(folder, None, stopped)
     if finished is None and world.is_main:
         finish(config, rows, folder, enter, manifest.fingerprint, world.device, show)
     world.barrier()
@@ -91,6 +95,45 @@ def align(
     if config.meanflow.direction != "draw" and latent.source == "cache":
         kind = store_latents(config, cache, manifest, flow, folder, world, show, online)
     return Aligned(folder, kind, skipped=finished is not None)
+
+
+def needs_student(config: Config) -> bool:
+    """Whether few-step draws are asked for that the flow itself does not make."""
+    return config.meanflow.direction != "align" and RECIPES[config.meanflow.recipe].identity == 0
+
+
+def train_student(
+    config: Config, folder: Path, groups: int, dim: int, world: World, resume: str, show: Show, verb: str
+) -> Result | None:
+    """Follow the flow from noise many times, and teach a network to do the same in few steps.
+
+    Returns the training run if a signal stopped it.
+    """
+    teacher = _release(folder, config.meanflow.train.steps)
+    identity = {"teacher": _digest(teacher), "draws": config.meanflow.distil_rows}
+    place, kind = folder / "student", "paths"
+    content = fingerprint(identity)
+    spec = ArraySpec(
+        kind=kind, rows={"train": config.meanflow.distil_rows}, groups=STATES * groups, dim=dim, dtype="fp16"
+    )
+    path = ArrayManifest.path(place, kind)
+    if not (path.exists() and ArrayManifest.load(place, kind).fingerprint == content):
+        net = FlowNet(config.meanflow.model, groups, dim)
+        net.load_state_dict(load_file(teacher))
+        net = net.to(world.device).eval()
+
+        def states(split: str, first: int, after: int) -> torch.Tensor:
+            with flows.fast_float32():
+                noise = flows.noise(first, after, NOISE_SEED, groups, dim, world.device)
+                return trajectories(net, noise).flatten(1, 2)
+
+        write_rows(place, spec, identity, spec.rows, states, world, show, "following the flow")
+    task = DistilTask(config, LatentRows.open(place, "train", kind), identity, verb, teacher)
+    if find_finished(task, place, resume) is None:
+        result = train(task, place, world, resume=resume, show=show)
+        if not result.finished:
+            return result
+    return None
 
 
 def row_whitening(rows: Rows, folder: Path, cache: str, world: World) -> Affine:
@@ -122,7 +165,7 @@ def finish(
     flow = Flow(settings, net.to(device).eval())
     if enter is not None:
         flow.maps["enter"] = Affine(enter.matrix.to(device), enter.offset_K.to(device))
-    if meanflow.direction != "align" and recipe.identity == 0:
+    if needs_student(config):
         student = flows.build_net(settings, load_file(_release(folder / "student", meanflow.distil_steps)))
         assert student is not None
         flow.student = student.to(device).eval()
@@ -141,14 +184,11 @@ def finish(
                 squares = [float(flow.to_latent(e).square().mean()) * len(e) for e in batches_of(rows, new)]
                 flow.maps["leave"] = leave.scaled((sum(squares) / unseen) ** -0.5)
         if flow.student is not None:
-            assert enter is not None
-            for steps in (1, 2, 4, 16):
-                noise = flow.noise(len(seen), seed=1 << 40)
-                made = RowMoments.of(
-                    enter.apply(flow.to_embedding(part, steps, mend=False).cpu()) for part in noise.split(8192)
-                )
-                true = RowMoments.of(enter.apply(e) for e in batches_of(rows, seen))
-                flow.maps[f"draw-{steps}"] = Affine.matching(made, true)
+            # In the space the network sees, training rows have mean 0 and unit covariance.
+            for steps in DRAW_STEPS:
+                noise = flow.noise(FIT_ROWS, seed=NOISE_SEED + 1).split(flows.CHUNK)
+                made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
+                flow.maps[f"draw-{steps}"] = Affine.whitening(made)
     flow.save(folder)
 
 
@@ -171,50 +211,64 @@ def store_latents(
     scale = [INT8_REACH / 127] * dim if latent.dtype == "int8" else None
     stored = manifest.split_rows if alone else manifest.spec.rows
     spec = ArraySpec(kind=kind, rows=stored, groups=flow.settings.groups, dim=dim, dtype=latent.dtype, scale=scale)
-    content = fingerprint(facts)
     path = ArrayManifest.path(cache, kind)
-    if path.exists() and ArrayManifest.load(cache, kind).fingerprint == content:
+    if path.exists() and ArrayManifest.load(cache, kind).fingerprint == fingerprint(facts):
         return kind
+    opened: dict[str, Rows] = {}
+
+    def latents(split: str, first: int, after: int) -> torch.Tensor:
+        if split not in opened:
+            name: Split = "train" if split == "train" else "valid"
+            opened[split] = online(name) if alone and online is not None else LatentRows.open(cache, name)
+        z = flow.to_latent(torch.from_numpy(opened[split].take(np.arange(first, after))))
+        return z @ P.T.to(z) if P is not None else z
+
+    write_rows(cache, spec, facts, manifest.split_rows, latents, world, show, "transporting")
+    return kind
+
+
+def write_rows(
+    folder: Path, spec: ArraySpec, facts: Facts, split_rows: dict[str, int],
+    make: Callable[[str, int, int], torch.Tensor], world: World, show: Show, doing: str,
+) -> None:  # fmt: skip
+    """Write an array part by part with all ranks; `make(split, first, after)` computes some rows."""
+    content = fingerprint(facts)
+    writers = [RowsWriter(folder, split, spec) for split, count in spec.rows.items() if count]
     world.barrier()
-    writers = [RowsWriter(cache, split, spec) for split, count in spec.rows.items() if count]
     if world.is_main:
-        path.unlink(missing_ok=True)
+        ArrayManifest.path(folder, spec.kind).unlink(missing_ok=True)
         for writer in writers:
             writer.create(content)
     world.barrier()
-    bar = RowProgress("transporting", world.is_main, show)
-    left = sum(
-        after - first for writer in writers for first, after in map(writer.span, writer.todo(world.rank, world.size))
-    )
-    with bar.over(left):
-        for writer in writers:
-            split: Split = "train" if writer.split == "train" else "valid"
-            source = online(split) if alone and online is not None else LatentRows.open(cache, split)
-            for part in writer.todo(world.rank, world.size):
-                first, after = writer.span(part)
-                z = flow.to_latent(torch.from_numpy(source.take(np.arange(first, after))))
-                if not torch.isfinite(z).all():
-                    raise DataError(f"z_0 of rows {first} to {after - 1} is not finite; train the flow again")
-                z = z @ P.T.to(z) if P is not None else z
-                writer.write(part, *spec.pack(z.cpu().numpy()))
-                bar.move(after - first)
+    todo = [(writer, part) for writer in writers for part in writer.todo(world.rank, world.size)]
+    spans = [writer.span(part) for writer, part in todo]
+    bar = RowProgress(doing, world.is_main, show)
+    with bar.over(sum(after - first for first, after in spans)):
+        for (writer, part), (first, after) in zip(todo, spans, strict=True):
+            values = make(writer.split, first, after)
+            if not torch.isfinite(values).all():
+                raise DataError(f"{spec.kind} of rows {first} to {after - 1} is not finite; train the flow again")
+            writer.write(part, *spec.pack(values.float().cpu().numpy()))
+            bar.move(after - first)
     world.barrier()
     if world.is_main:
-        clipped = sum(writer.clipped() for writer in writers)
-        figures = {"clipped share": clipped / sum(spec.rows[w.split] * spec.groups * dim for w in writers)}
-        ArrayManifest(
-            fingerprint=content, facts=facts, spec=spec, split_rows=manifest.split_rows, figures=figures
-        ).save(cache)
+        count = sum(spec.rows[writer.split] for writer in writers) * spec.groups * spec.dim
+        figures = {"clipped share": sum(writer.clipped() for writer in writers) / count}
+        ArrayManifest(fingerprint=content, facts=facts, spec=spec, split_rows=split_rows, figures=figures).save(folder)
         for writer in writers:
             writer.clear()
     world.barrier()
-    return kind
 
 
 def _release(folder: Path, steps: int) -> Path:
     """The weights of the checkpoint at the last step."""
     last = [path for path in list_checkpoints(folder) if step_of(path) >= steps]
     return (last[-1] if last else folder / "checkpoints" / f"step-{steps:08d}") / "model" / "flow.safetensors"
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | None:
@@ -224,9 +278,8 @@ def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | N
     flow = Flow.load(folder)
     wanted = (transport_steps(config.meanflow), config.meanflow.draw_steps, manifest.fingerprint)
     has = (flow.settings.transport_steps, flow.settings.draw_steps, flow.settings.cache)
-    needs_student = config.meanflow.direction != "align" and RECIPES[config.meanflow.recipe].identity == 0
     needs_latent = config.meanflow.direction != "draw" and RECIPES[config.meanflow.recipe].whiten_rows
-    whole = (flow.student is not None or not needs_student) and ("leave" in flow.maps or not needs_latent)
+    whole = (flow.student is not None or not needs_student(config)) and ("leave" in flow.maps or not needs_latent)
     return flow if has == wanted and whole else None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rmdm.backbone.noise import normal
 from rmdm.config import FlowModelConfig
+from rmdm.data.order import hash64
 from rmdm.data.shards import write_json
 from rmdm.encoders.whitening import save_atomically
 from rmdm.errors import CheckpointError
@@ -80,23 +82,27 @@ class Flow:
         return torch.cat(out)
 
     @torch.no_grad()
-    def to_embedding(self, noise_nGD: Tensor, steps: int | None = None, *, mend: bool = True) -> Tensor:
+    def to_embedding(self, noise_nGD: Tensor, steps: int | None = None) -> Tensor:
         """Whitened embeddings drawn from noise, in `steps` evaluations of a network."""
         steps = steps or self.settings.draw_steps
+        back = self.maps["enter"].inverse() if "enter" in self.maps else None
         out = []
-        with fast_float32():
-            for noise in noise_nGD.split(CHUNK):
-                z = noise.to(self.device, torch.float32)
-                if self.student is not None and steps <= 4:
-                    x = follow(self.student, z, 0.0, 1.0, steps)
-                elif RECIPES[self.settings.recipe].solver is follow or steps == 1:
-                    x = follow(self.net, z, 0.0, 1.0, steps)
-                else:
-                    x = integrate(self.net, z, 0.0, 1.0, steps // 2)
-                if mend and f"draw-{steps}" in self.maps:
-                    x = self.maps[f"draw-{steps}"].apply(x)
-                out.append(self.maps["enter"].inverse().apply(x) if "enter" in self.maps else x)
+        for noise in noise_nGD.split(CHUNK):
+            x = self.to_seen(noise, steps)
+            x = self.maps[f"draw-{steps}"].apply(x) if f"draw-{steps}" in self.maps else x
+            out.append(back.apply(x) if back is not None else x)
         return torch.cat(out)
+
+    @torch.no_grad()
+    def to_seen(self, noise_nGD: Tensor, steps: int) -> Tensor:
+        """Draws in the space the network sees, as it makes them."""
+        z = noise_nGD.to(self.device, torch.float32)
+        with fast_float32():
+            if self.student is not None and steps in (1, 2, 4):
+                return follow(self.student, z, 0.0, 1.0, steps)
+            if RECIPES[self.settings.recipe].solver is follow or steps == 1:
+                return follow(self.net, z, 0.0, 1.0, steps)
+            return integrate(self.net, z, 0.0, 1.0, steps // 2)
 
     def draw(self, n: int, seed: int, steps: int | None = None) -> Tensor:
         """n draws (n, G, D) of whitened embeddings; the same seed gives the same draws, one by one."""
@@ -104,8 +110,7 @@ class Flow:
 
     def noise(self, n: int, seed: int) -> Tensor:
         """n rows of N(0, I); row i is a function of (seed, i)."""
-        keys = torch.arange(n, dtype=torch.int64, device=self.device) * 0x1E3779B97F4A7C15 + seed
-        return normal(keys, (self.settings.groups, self.settings.dim), DRAW_STREAM)
+        return noise(0, n, seed, self.settings.groups, self.settings.dim, self.device)
 
     def save(self, folder: Path) -> None:
         """Write it into `folder`; the JSON comes last."""
@@ -150,6 +155,12 @@ class Flow:
         moved = {name: Affine(a.matrix.to(device), a.offset_K.to(device)) for name, a in maps.items()}
         student = nets[1].to(device).eval() if nets[1] is not None else None
         return Flow(settings, nets[0].to(device).eval(), moved, student)
+
+
+def noise(first: int, after: int, seed: int, groups: int, dim: int, device: torch.device) -> Tensor:
+    """Rows first..after-1 of the noise that belongs to a seed, (n, G, D)."""
+    keys = hash64(seed, 0, DRAW_STREAM, np.arange(first, after)).view(np.int64)
+    return normal(torch.from_numpy(keys).to(device), (groups, dim), DRAW_STREAM)
 
 
 def build_net(settings: FlowSettings, weights: dict[str, Tensor]) -> FlowNet | None:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rmdm.config import Config, LoopConfig
 from rmdm.data.order import rows_of_step
+from rmdm.encoders.cache import LatentRows
 from rmdm.errors import DataError
 from rmdm.meanflow.affine import Affine
-from rmdm.meanflow.distil import DistilObjective, draw_jumps
+from rmdm.meanflow.distil import STATES, DistilObjective, draw_jumps, jump_batch
 from rmdm.meanflow.loss import FlowBatch, MeanFlowObjective
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.recipes import RECIPES, draw_times, noise_keys
@@ -28,7 +29,7 @@ SECTIONS = {"seed", "data", "encoder", "latent", "meanflow"}
 FREE_FIELDS = {
     "data.dir", "data.path", "data.workers", "data.pad_in_loss", "encoder.batch_tokens", "latent.source",
     "latent.project", "latent.sigma", "latent.draw", "meanflow.direction", "meanflow.transport_steps",
-    "meanflow.draw_steps", "meanflow.distil_steps", "meanflow.train", "meanflow.optim.final_lr",
+    "meanflow.draw_steps", "meanflow.distil_steps", "meanflow.distil_rows", "meanflow.train", "meanflow.optim.final_lr",
 }  # fmt: skip
 VALIDATION_STEP = 1 << 40
 """The step whose draws validation uses: one that training never reaches."""
@@ -109,20 +110,14 @@ class FlowTask:
 
     def batch(
         self, rows: Rows, indices: NDArray[np.int64], places: NDArray[np.int64], seed: int, step: int, batch: int
-    ) -> FlowBatch:
+    ) -> Any:
         """The batch of some rows at these places of the global batch."""
         e_BGD = torch.from_numpy(rows.take(indices))
         if not torch.isfinite(e_BGD).all():
             raise DataError(f"embeddings of rows {indices.min()} to {indices.max()} are not finite; encode them again")
-        t_B, r_J = self.times(seed, step, places, batch)
+        t_B, r_J = draw_times(self.recipe, self.config.meanflow.direction, seed, step, places, batch)
         keys = torch.from_numpy(noise_keys(seed, step, places))
         return FlowBatch(e_BGD, torch.from_numpy(t_B), torch.from_numpy(r_J), keys)
-
-    def times(
-        self, seed: int, step: int, places: NDArray[np.int64], batch: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(t_B, r_J) as the recipe draws them."""
-        return draw_times(self.recipe, self.config.meanflow.direction, seed, step, places, batch)
 
     @torch.no_grad()
     def validate(self, averaged: Any) -> Validation | None:
@@ -147,30 +142,45 @@ class FlowTask:
 
 
 class DistilTask(FlowTask):
-    """Teaches a network to make draws in 1, 2 or 4 evaluations, from a trained flow."""
+    """Teaches a network to make draws in 1, 2 or 4 evaluations, from trajectories of the trained flow."""
 
-    def __init__(
-        self, config: Config, rows: Rows, valid: Rows | None, identity: dict[str, Any], enter: Affine | None,
-        verb: str, teacher: Path,
-    ) -> None:  # fmt: skip
-        super().__init__(config, rows, valid, identity, enter, verb)
+    def __init__(self, config: Config, paths: LatentRows, identity: dict[str, Any], verb: str, teacher: Path) -> None:
+        super().__init__(config, paths, None, identity, None, verb)
         self.name, self.teacher = f"{config.name} draw", teacher
         self.settings = replace(config.meanflow.train, steps=config.meanflow.distil_steps)
+        self.groups = paths.groups // STATES
+
+    def again(self, out: Path) -> str:
+        """The verb on the run directory, which holds the flow's, which holds the student's."""
+        return super().again(out.parent)
 
     def describe(self, parameters: int) -> str:
         """What it is taught."""
-        return f"align: draws in 4 steps or fewer, distilled from the flow, {self.learnable:,} rows"
+        return f"align: draws in 4 steps or fewer, learnt from {self.learnable:,} draws in 16 steps of Heun's rule"
 
     def build(self) -> Any:
         """The student starts as its teacher."""
-        weights = load_file(self.teacher)
-        student, teacher = self.network(), self.network()
-        student.load_state_dict(weights)
-        teacher.load_state_dict(weights)
-        return DistilObjective(student, teacher, self.recipe.path, self.enter)
+        student = FlowNet(self.config.meanflow.model, self.groups, self.rows.dim)
+        student.load_state_dict(load_file(self.teacher))
+        return DistilObjective(student)
 
-    def times(
-        self, seed: int, step: int, places: NDArray[np.int64], batch: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def batch(
+        self, rows: Rows, indices: NDArray[np.int64], places: NDArray[np.int64], seed: int, step: int, batch: int
+    ) -> Any:
         """Intervals of 1, 1/2 and 1/4 of the way."""
-        return draw_jumps(seed, step, places, batch)
+        states = torch.from_numpy(rows.take(indices)).view(len(indices), STATES, self.groups, rows.dim)
+        return jump_batch(states, *draw_jumps(seed, step, places, batch))
+
+    @torch.no_grad()
+    def validate(self, averaged: Any) -> Validation | None:
+        """The loss on draws that are not learnt from, over their spread."""
+        count = min(self.settings.valid_rows, len(self.rows) - self.learnable)
+        if count < 1:
+            return None
+        indices, places = self.learnable + np.arange(count), np.arange(count)
+        batch = self.batch(self.rows, indices, places, self.config.seed, VALIDATION_STEP, count)
+        loss = float(averaged.errors(batch.to(next(averaged.parameters()).device)).mean())
+        share = loss / float(batch.target_BGD.var())
+        return Validation(
+            {"valid_loss": loss}, f"loss {loss:.4f} on {count:,} other draws, {100 * share:.1f}% of their spread"
+        )
