@@ -1,5 +1,7 @@
 """Gaussian data, for which stage I has closed forms, and networks that compute them."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,7 @@ from rmdm.meanflow.loss import FlowBatch
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.paths import Path
 from rmdm.meanflow.recipes import Direction, Recipe, draw_times, noise_keys
+from rmdm.training.optim import ema_decay, update_ema
 
 SHAPE = FlowModelConfig(layers=1, width=32, heads=2, mlp_ratio=2.0)
 
@@ -97,3 +100,30 @@ def flow_batch(data: Gaussian, recipe: Recipe, direction: Direction, seed: int, 
     t_B, r_J = draw_times(recipe, direction, seed, step, places, batch)
     keys = torch.from_numpy(noise_keys(seed, step, places))
     return FlowBatch(data.rows(batch, 100_000 * seed + step), torch.from_numpy(t_B), torch.from_numpy(r_J), keys)
+
+
+def shaken(net: FlowNet, seed: int = 0) -> FlowNet:
+    """The network with no weight left at zero, so that every part of it has a say."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    return net
+
+
+def fit(objective: nn.Module, batches: Callable[[int], FlowBatch], steps: int, lr: float) -> FlowNet:
+    """Train `objective.backbone` with a falling rate; returns the average of its last weights."""
+    net = objective.get_submodule("backbone")
+    assert isinstance(net, FlowNet)
+    averaged = copy.deepcopy(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+    for step in range(steps):
+        batch = batches(step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        objective(batch, torch.tensor(1 / len(batch.t_B))).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        update_ema(averaged, net, ema_decay(0.97, step))
+    return averaged

@@ -77,7 +77,9 @@ class FlowTask:
         self.learnable = len(rows) - calibration_rows(len(rows))
 
     def fixed(self, field: str) -> bool:
-        """What decides the flow."""
+        """What decides the flow; average velocities are learnt one way or both, the velocity alone serves both."""
+        if field == "meanflow.direction":
+            return self.recipe.identity > 0
         return field == "meanflow.train.batch" or (lies_in(field, SECTIONS) and not lies_in(field, FREE_FIELDS))
 
     def again(self, out: Path) -> str:
