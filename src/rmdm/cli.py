@@ -240,7 +240,12 @@ def run_latents(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
     """`rmdm latents`: the report on stage I."""
     from rmdm.stages import latents_stage
 
-    return latents_stage([Path(run) for run in [args.run, *args.beside]], show, rows=args.rows, quick=args.quick)
+    if args.rows is not None and args.rows < 64:
+        raise ConfigError(f"--rows {args.rows} is too few to measure anything; use 64 or more")
+    runs = [Path(run) for run in [args.run, *args.beside]]
+    return latents_stage(
+        runs, show, rows=args.rows, draws=not args.quick, pictures=not (args.quick or args.no_pictures)
+    )
 
 
 def latents_flags(parser: argparse.ArgumentParser) -> None:
@@ -248,6 +253,7 @@ def latents_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run directory that 'rmdm align' has finished")
     parser.add_argument("beside", nargs="*", help="other runs on the same embeddings, for the same table")
     parser.add_argument("--rows", type=int, help="held-out rows to measure (default 16384; as many more for training)")
+    parser.add_argument("--no-pictures", action="store_true", help="draw no figures (they take UMAP a minute or two)")
     parser.add_argument("--quick", action="store_true", help="no draws and no pictures")
 
 

@@ -145,14 +145,16 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
     return {"finished": True, "run": str(out), "flow": str(done.flow), "cache": str(cache), "latent": done.kind}
 
 
-def latents_stage(runs: list[Path], show: Show, *, rows: int | None = None, quick: bool = False) -> Outcome:
+def latents_stage(
+    runs: list[Path], show: Show, *, rows: int | None = None, draws: bool = True, pictures: bool = True
+) -> Outcome:
     """Report on the latents of a run, with other runs beside it."""
     import torch
 
     from rmdm.meanflow.latents import ROWS, measure_latents
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return measure_latents(runs, device, show, rows=rows or ROWS, quick=quick)
+    return measure_latents(runs, device, show, rows=rows or ROWS, draws=draws, pictures=pictures)
 
 
 def stored(config: Config) -> Config:
@@ -200,7 +202,7 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
         if outcome["align"].get("exit"):
             return {**outcome, "exit": outcome["align"]["exit"]}
         if is_main():
-            outcome["latents"] = latents_stage([out], show, quick=True)
+            outcome["latents"] = latents_stage([out], show, draws=False, pictures=False)
     trained = train_stage(config, out, resume, show, verb="run")
     outcome["train"] = trained
     if trained.get("exit"):

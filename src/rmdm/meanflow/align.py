@@ -77,14 +77,19 @@ def align(
     enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
     identity = {"cache": manifest.fingerprint}
     task = FlowTask(config, rows, valid, identity, enter, verb)
-    trained = find_finished(task, folder, resume) is None
+    # A checkpoint that is named belongs to one of the two networks; the other goes on by itself.
+    is_students = Path(resume).parent.parent.name == "student"
+    of_flow, of_student = ("auto", resume) if is_students else (resume, resume if resume == "never" else "auto")
+    trained = find_finished(task, folder, of_flow) is None
     if trained:
-        result = train(task, folder, world, resume=resume, show=show)
+        if world.is_main:
+            (folder / "flow.json").unlink(missing_ok=True)  # a kill on the way must not let the old flow pass for new
+        result = train(task, folder, world, resume=of_flow, show=show)
         if not result.finished:
             return Aligned(folder, None, result)
     finished = None if trained else _finished(folder, config, manifest)
     if finished is None and needs_student(config):
-        stopped = train_student(config, folder, rows.groups, rows.dim, world, resume, show, verb)
+        stopped = train_student(config, folder, rows.groups, rows.dim, world, of_student, show, verb)
         if stopped is not None:
             return Aligned(folder, None, stopped)
     if finished is None and world.is_main:

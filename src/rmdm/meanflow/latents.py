@@ -32,12 +32,15 @@ Show = Callable[[str], None]
 
 
 def measure_latents(
-    runs: Sequence[Path], device: torch.device, show: Show, *, rows: int = ROWS, quick: bool = False
+    runs: Sequence[Path],
+    device: torch.device,
+    show: Show,
+    *,
+    rows: int = ROWS,
+    draws: bool = True,
+    pictures: bool = True,
 ) -> dict[str, Any]:
-    """Print and save the report of the first run, with the z_0 of the others beside it in the same table.
-
-    `quick` leaves out draws and pictures.
-    """
+    """Print and save the report of the first run, with the z_0 of the others beside it in the same table."""
     run = runs[0]
     config, cache = open_run(run)
     valid = LatentRows.open(cache, "valid")
@@ -72,7 +75,7 @@ def measure_latents(
     result["gated"] = gated or None
     result["gate"] = [str(failure) for failure in report.gate(tables[gated])] if gated else []
     flow = Flow.load(run / "flow", device)
-    if not quick and can_draw(config, flow):
+    if draws and can_draw(config, flow):
         drawn = measure_draws(flow, held, LatentRows.open(cache, "train"), device)
         text.append(report.render_draws(drawn))
         result["draws"] = {name: report.to_json(d) for name, d in drawn.items()}
@@ -82,7 +85,7 @@ def measure_latents(
     (folder / "report.txt").write_text("\n\n".join(text) + "\n", encoding="utf-8")
     write_json(folder / "report.json", result)
     result["folder"] = str(folder)
-    if not quick and z_test is not None:
+    if pictures and z_test is not None:
         result["figures"] = draw_pictures(e_test, z_test, folder, show)
     return result
 
