@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from rmdm.backbone.latent import projection
@@ -144,7 +144,7 @@ def train_student(
 def row_whitening(rows: Rows, folder: Path, cache: str, world: World) -> Affine:
     """The map that whitens all G D numbers of a row together, fitted by rank 0 on the rows the flow learns from."""
     path = folder / "enter.safetensors"
-    if world.is_main and not (path.is_file() and _cache_of(path) == cache):
+    if world.is_main and _cache_of(path) != cache:
         learnable = len(rows) - calibration_rows(len(rows))
         fitted = Affine.whitening(RowMoments.of(batches_of(rows, fit_indices(learnable, 4 * FIT_ROWS)), "embeddings"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -289,5 +289,9 @@ def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | N
 
 
 def _cache_of(path: Path) -> Any:
-    with safe_open(path, "pt") as file:
-        return (file.metadata() or {}).get("cache")
+    """The cache a map was fitted on; None for a file that is missing or damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("cache")
+    except (OSError, SafetensorError):
+        return None
