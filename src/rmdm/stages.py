@@ -202,7 +202,10 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
         if outcome["align"].get("exit"):
             return {**outcome, "exit": outcome["align"]["exit"]}
         if is_main():
-            outcome["latents"] = latents_stage([out], show, draws=False, pictures=False)
+            try:
+                outcome["latents"] = latents_stage([out], show, draws=False, pictures=False)
+            except DataError as error:  # few or no held-out rows: no reason not to train
+                show(f"latents: no report, {error}")
     trained = train_stage(config, out, resume, show, verb="run")
     outcome["train"] = trained
     if trained.get("exit"):

@@ -213,3 +213,14 @@ def test_the_report_on_a_run(place, capfd):
     saved = json.loads((place / "whole" / "latents" / "report.json").read_text())
     assert saved["latents"].keys() == printed["latents"].keys()
     assert "z_0 robust, 4 steps" in (place / "whole" / "latents" / "report.txt").read_text()
+
+
+def test_few_held_out_rows_make_no_report_and_do_not_stop_a_run(place, tmp_path, capfd):
+    few = {"data__dir": str(tmp_path / "few"), "data__stories": "320", "data__holdout": "20", "train__steps": "4"}
+    words = align_flags(tmp_path, place / "bert", **few)
+    assert main(["run", "storyworld-mini", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
+    printed = capfd.readouterr()
+    outcome = json.loads(printed.out.splitlines()[-1])
+    assert "latents: no report" in printed.err
+    assert outcome["align"]["finished"]
+    assert outcome["train"]["step"] == 4

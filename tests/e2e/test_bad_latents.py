@@ -60,7 +60,7 @@ def flags(**more: str) -> list[str]:
     return align_flags(Path("shards"), "bert", **more)
 
 
-def encoder(capfd, name: str, **changes: int) -> Path:
+def encoder(capfd, name: str, **changes: float) -> Path:
     """Another encoder beside the first; what its library prints is no concern here."""
     folder = save_bert(Path(name), Path("shards"), **changes)
     capfd.readouterr()
@@ -271,6 +271,17 @@ def test_a_report_on_runs_of_different_embeddings(place, capfd):
     capfd.readouterr()
     line = fails(capfd, "latents", "run", "other", "--rows", "100", "--quick")
     assert "other was trained on other embeddings than run" in line
+
+
+def test_a_report_on_a_run_whose_embeddings_were_made_anew(place, capfd):
+    shutil.rmtree(cache_of(place))
+    encoder(capfd, "bert", layer_norm_eps=1e-3)  # the same name, another network
+    assert main(["encode", "storyworld-mini", *flags()]) == 0
+    capfd.readouterr()
+    line = fails(capfd, "latents", "run", "--rows", "100", "--quick")
+    assert f"run was trained on embeddings that {place / 'shards' / cache_of(place).name} does not hold" in line
+    line = fails(capfd, "align", "storyworld-mini", *flags(), "--out", "run")
+    assert "was trained with another cache" in line
 
 
 def test_a_report_on_too_few_rows(place, capfd):

@@ -35,7 +35,7 @@ from rmdm.meanflow.tasks import DistilTask, FlowTask, Rows, batches_of, calibrat
 from rmdm.training.checkpoint import list_checkpoints, step_of
 from rmdm.training.distributed import World
 from rmdm.training.loop import Result, train
-from rmdm.training.resume import find_finished
+from rmdm.training.resume import find_finished, find_resume
 
 Show = Callable[[str], None]
 FIT_ROWS = 65_536
@@ -74,12 +74,15 @@ def align(
     rows = online("train") if is_online else LatentRows.open(cache, "train")
     valid = LatentRows.open(cache, "valid") if manifest.spec.rows.get("valid") else None
     folder, recipe = out / "flow", RECIPES[config.meanflow.recipe]
-    enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
     identity = {"cache": manifest.fingerprint}
-    task = FlowTask(config, rows, valid, identity, enter, verb)
+    task = FlowTask(config, rows, valid, identity, None, verb)
     # A checkpoint that is named belongs to one of the two networks; the other goes on by itself.
     is_students = Path(resume).parent.parent.name == "student"
     of_flow, of_student = ("auto", resume) if is_students else (resume, resume if resume == "never" else "auto")
+    find_resume(task, folder, of_flow)  # refuses the folder of another run before anything is written there
+    world.barrier()
+    enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
+    task.enter = enter
     trained = find_finished(task, folder, of_flow) is None
     if trained:
         if world.is_main:

@@ -15,7 +15,7 @@ from rmdm.backbone.latent import projection
 from rmdm.config import Config, load_config
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import Manifest, write_json
-from rmdm.encoders.cache import LatentRows, find_cache, fit_indices
+from rmdm.encoders.cache import ArrayManifest, LatentRows, find_cache, fit_indices
 from rmdm.encoders.encode import config_facts
 from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow import plots, report
@@ -57,6 +57,11 @@ def measure_latents(
         if other_cache != cache:
             raise DataError(
                 f"{other} was trained on other embeddings than {run} ({other_cache}, {cache}); compare alike"
+            )
+        if flow.settings.cache != ArrayManifest.load(cache).fingerprint:
+            raise DataError(
+                f"{other} was trained on embeddings that {cache} does not hold; restore them, or align again with "
+                "another --out"
             )
         if beside.meanflow.direction == "draw":
             continue

@@ -14,7 +14,7 @@ from torch import Tensor
 from rmdm.config import Config, LoopConfig
 from rmdm.data.order import rows_of_step
 from rmdm.encoders.cache import LatentRows
-from rmdm.errors import DataError
+from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow.affine import Affine
 from rmdm.meanflow.distil import STATES, DistilObjective, draw_jumps, jump_batch
 from rmdm.meanflow.loss import FlowBatch, MeanFlowObjective
@@ -106,6 +106,13 @@ class FlowTask:
 
     def step(self, step: int, plan: Plan) -> Step:
         """Embeddings, times and noise keys of the step's rows."""
+        pairs, parts = round(self.recipe.identity * plan.batch), plan.batch // plan.micro_batch
+        if pairs % parts:
+            # Micro-batches are of one shape, and sharded ranks must run the network equally often.
+            raise ConfigError(
+                f"meanflow.train.batch={plan.batch} has {pairs} rows with r != t, which do not divide over {parts} "
+                f"micro-batches of all ranks; use a multiple of {round(parts / self.recipe.identity)}"
+            )
         order = rows_of_step(plan.seed, step, plan.batch, self.learnable)
         micro = [self.batch(self.rows, order[places], places, plan.seed, step, plan.batch) for places in plan.places()]
         return Step(step, micro, plan.batch // plan.size)

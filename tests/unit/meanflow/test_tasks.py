@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rmdm.config import Config, FlowModelConfig, LoopConfig, MeanFlowConfig
-from rmdm.errors import DataError
+from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow.distil import STATES
 from rmdm.meanflow.tasks import DistilTask, FlowTask, batches_of, calibration_rows
 from rmdm.training.resume import flatten
@@ -67,6 +67,16 @@ def test_a_step_is_the_same_however_it_is_dealt(recipe, size, micro):
             assert torch.equal(batch.r_J, whole.r_J[places[:J]])
             seen += len(places)
     assert seen == 32
+
+
+def test_rows_with_r_unlike_t_must_divide_over_micro_batches():
+    # Ranks whose shards are gathered in a forward pass must make equally many of them.
+    task = flow_task("paper")
+    for size, micro in ((2, 1), (2, 3)):
+        with pytest.raises(ConfigError, match=r"meanflow.train.batch=12 has 3 rows with r != t.*use a multiple of"):
+            task.step(0, Plan.make(5, 12, 1, size, micro))
+    assert [len(batch.r_J) for batch in task.step(0, Plan.make(5, 12, 0, 1, 4)).micro] == [1, 1, 1]
+    assert len(flow_task("robust").step(0, Plan.make(5, 12, 1, 2, 1)).micro) == 6
 
 
 def test_the_last_tenth_of_the_rows_is_kept_for_calibration():

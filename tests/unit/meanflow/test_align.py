@@ -1,0 +1,190 @@
+"""From embeddings to a finished flow and stored z_0, in one process."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rmdm.backbone.latent import projection
+from rmdm.config import Config, FlowModelConfig, LoopConfig, MeanFlowConfig, OptimConfig
+from rmdm.encoders.cache import ArrayManifest, LatentRows, RowsWriter
+from rmdm.encoders.encode import encode
+from rmdm.encoders.online import OnlineLatents
+from rmdm.encoders.whitening import Whitening
+from rmdm.errors import ConfigError
+from rmdm.meanflow import align as aligning
+from rmdm.meanflow.align import align
+from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.tasks import calibration_rows
+from rmdm.training.distributed import World
+from tests.unit.encoders import toy
+
+# torch 2.13 scripts its decompositions when torch.func.jvp is first used, and warns of it itself.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+HERE = World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(aligning, "FIT_ROWS", 512)
+
+
+def config(latent: dict | None = None, steps: int = 8, **meanflow) -> Config:
+    loop = LoopConfig(steps=steps, batch=16, log_every=1, valid_every=0, valid_rows=32, save_every=0, device="cpu")
+    shape, optim = FlowModelConfig(layers=1, width=16, heads=2), OptimConfig(lr=3e-3, warmup=2)
+    values = {"transport_steps": 2, "distil_steps": 8, "distil_rows": 128, **meanflow}
+    flow = MeanFlowConfig(model=shape, optim=optim, train=loop, **values)
+    return dataclasses.replace(toy.toy_config(**({"project": None} | (latent or {}))), meanflow=flow)
+
+
+@pytest.fixture
+def embed(shards, tmp_path):
+    def embed(settings: Config) -> Path:
+        folder = tmp_path / "cache"
+        return encode(settings, shards, toy.Toy(), folder=folder, progress=False).dir
+
+    return embed
+
+
+def run(settings: Config, cache: Path, out: Path, **options):
+    return align(settings, cache, out, HERE, **{"resume": "auto", "show": lambda _: None, **options})
+
+
+def rows_of(cache: Path, split: str, kind: str = "e") -> torch.Tensor:
+    rows = LatentRows.open(cache, split, kind)
+    return torch.from_numpy(rows.take(np.arange(len(rows))))
+
+
+def test_z0_of_every_row_is_stored_with_the_flow_that_made_it(embed, tmp_path):
+    settings = config()
+    cache = embed(settings)
+    done = run(settings, cache, tmp_path / "run")
+    flow = Flow.load(done.flow)
+    manifest = ArrayManifest.load(cache, done.kind)
+    assert manifest.facts["flow"].startswith(done.kind.removeprefix("z0-"))
+    assert flow.settings.cache == ArrayManifest.load(cache).fingerprint
+    for split in ("train", "valid"):
+        z = flow.to_latent(rows_of(cache, split))
+        torch.testing.assert_close(rows_of(cache, split, done.kind), z, rtol=2e-3, atol=2e-3)
+    assert run(settings, cache, tmp_path / "run").skipped
+
+
+def test_moments_of_z0_are_mended(embed, tmp_path):
+    settings = config()
+    cache = embed(settings)
+    flow = Flow.load(run(settings, cache, tmp_path / "run").flow)
+    e = rows_of(cache, "train")
+    unseen = calibration_rows(len(e))
+    seen, new = e[:-unseen], e[-unseen:]
+    z = flow.to_latent(seen).double().flatten(1)
+    covariance = torch.cov(z.T)
+    # Unit covariance on the rows it was fitted on, times one factor that makes new rows come out at variance 1.
+    torch.testing.assert_close(covariance / covariance.diagonal().mean(), torch.eye(32).double(), rtol=0, atol=1e-3)
+    assert float(flow.to_latent(new).square().mean()) == pytest.approx(1, abs=1e-3)
+    assert (torch.cov(flow.to_latent(seen, mend=False).double().flatten(1).T) - torch.eye(32)).abs().max() > 0.01
+    white = flow.maps["enter"].apply(seen.double()).flatten(1)
+    torch.testing.assert_close(torch.cov(white.T), torch.eye(32).double(), rtol=0, atol=1e-6)
+
+
+def test_draws_of_every_number_of_steps_have_the_moments_of_embeddings(embed, tmp_path):
+    settings = config(direction="both")
+    cache = embed(settings)
+    flow = Flow.load(run(settings, cache, tmp_path / "run").flow)
+    e = rows_of(cache, "train").double().flatten(1)
+    for steps in aligning.DRAW_STEPS:
+        drawn = flow.draw(4000, 0, steps).double().flatten(1)
+        assert (drawn.mean(0) - e.mean(0)).abs().max() < 0.25
+        assert (torch.cov(drawn.T) - torch.cov(e.T)).abs().max() < 0.5
+        assert flow.maps[f"draw-{steps}"].matrix.shape == (32, 32)
+
+
+def test_only_what_a_direction_needs_is_made(embed, tmp_path):
+    cache = embed(config())
+    one_way = run(config(), cache, tmp_path / "align")
+    assert Flow.load(one_way.flow).student is None
+    drawing = run(config(direction="draw"), cache, tmp_path / "draw")
+    flow = Flow.load(drawing.flow)
+    assert drawing.kind is None
+    assert flow.student is not None
+    assert "leave" not in flow.maps
+    # The same network serves the other direction later, without more training of its own.
+    trained = load_file(aligning._release(drawing.flow, 8))
+    both = run(config(direction="both"), cache, tmp_path / "draw")
+    assert both.kind is not None
+    assert "leave" in Flow.load(both.flow).maps
+    assert all(torch.equal(value, Flow.load(both.flow).net.state_dict()[name]) for name, value in trained.items())
+
+
+def test_the_papers_recipe_is_one_network_and_no_maps(embed, tmp_path):
+    settings = config(recipe="paper", direction="both", transport_steps=None)
+    cache = embed(settings)
+    flow = Flow.load(run(settings, cache, tmp_path / "run").flow)
+    assert (flow.settings.transport_steps, flow.maps, flow.student) == (1, {}, None)
+    assert not (tmp_path / "run" / "flow" / "enter.safetensors").exists()
+
+
+def test_int8_and_a_projection_where_only_z0_is_stored(embed, shards, tmp_path):
+    settings = config({"dtype": "int8", "store": "z0", "project": 3, "fit_rows": 200})
+    cache = embed(settings)
+    whitening = Whitening.load(cache / "whitening.safetensors")
+
+    def online(split):
+        return OnlineLatents.open(settings, shards, split, toy.Toy(), whitening)
+
+    done = run(settings, cache, tmp_path / "run", online=online)
+    assert len(LatentRows.open(cache, "train")) == 200, "embeddings of the fit rows alone"
+    z = LatentRows.open(cache, "train", done.kind)
+    assert (len(z), z.groups, z.dim) == (500, 4, 3)
+    e = torch.from_numpy(online("train").take(np.arange(500)))
+    wanted = Flow.load(done.flow).to_latent(e) @ projection(8, 3, settings.seed).float().T
+    step = aligning.INT8_REACH / 127
+    inside = wanted.abs() < aligning.INT8_REACH
+    assert inside.float().mean() > 0.999
+    assert (torch.from_numpy(z.take(np.arange(500))) - wanted)[inside].abs().max() < 0.51 * step
+
+
+def test_a_stop_between_parts_goes_on_where_it_was(embed, tmp_path, monkeypatch):
+    toy_parts = 64
+    monkeypatch.setattr("rmdm.encoders.cache.PART_ROWS", toy_parts)
+    settings = config()
+    cache = embed(settings)
+    real, written = RowsWriter.write, []
+
+    def write(self, part, *values):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(part)
+        real(self, part, *values)
+
+    monkeypatch.setattr(RowsWriter, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, cache, tmp_path / "run")
+    assert not list(cache.glob("manifest-z0-*"))
+    monkeypatch.setattr(
+        RowsWriter, "write", lambda self, part, *values: (written.append(part), real(self, part, *values))
+    )
+    done = run(settings, cache, tmp_path / "run")
+    assert written == [*range(8), 0, 1], "each part of 500 and 100 rows once"
+    z = Flow.load(done.flow).to_latent(rows_of(cache, "train"))
+    torch.testing.assert_close(rows_of(cache, "train", done.kind), z, rtol=2e-3, atol=2e-3)
+
+
+def test_a_student_of_another_teacher_is_refused(embed, tmp_path):
+    cache = embed(config())
+    run(config(direction="both"), cache, tmp_path / "run")
+    with pytest.raises(ConfigError, match="was trained with another teacher"):
+        run(config(direction="both", steps=12), cache, tmp_path / "run")
+    with pytest.raises(ConfigError, match="was trained with another teacher"):
+        run(config(direction="both", steps=12), cache, tmp_path / "run")
+
+
+def test_other_embeddings_are_refused(embed, shards, tmp_path):
+    cache = embed(config())
+    run(config(), cache, tmp_path / "run")
+    other = encode(config(), shards, toy.Toy(seed=1), folder=tmp_path / "other", progress=False).dir
+    with pytest.raises(ConfigError, match="was trained with another cache"):
+        run(config(), other, tmp_path / "run")

@@ -1,0 +1,58 @@
+"""The report's own decisions: what is named, what can draw, and what stage II is warned of."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rmdm.config import Config, MeanFlowConfig
+from rmdm.errors import DataError
+from rmdm.meanflow.flow import Flow, FlowSettings
+from rmdm.meanflow.latents import can_draw, gate_warnings, open_run, row_name
+from tests.reference.gaussian import small_net
+
+SETTINGS = FlowSettings(
+    recipe="robust", groups=2, dim=2, layers=1, width=32, heads=2, mlp_ratio=2.0, transport_steps=16, draw_steps=4,
+    cache="c" * 64, step=7,
+)  # fmt: skip
+
+
+def flow(*, student: bool = False, **changes) -> Flow:
+    net = small_net(2, 2, 0)
+    return Flow(dataclasses.replace(SETTINGS, **changes), net, {}, net if student else None)
+
+
+def test_a_row_is_named_after_its_recipe_steps_and_where_several_stand_its_run(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert row_name(flow(), one, [one]) == "z_0 robust, 16 steps"
+    assert row_name(flow(recipe="paper", transport_steps=1), two, [one, two]) == "z_0 paper, 1 step (two)"
+
+
+@pytest.mark.parametrize(("recipe", "direction", "student", "able"), [
+    ("robust", "align", False, False),
+    ("robust", "both", True, True),
+    ("paper", "align", False, False),
+    ("paper", "draw", False, True),
+    ("paper", "both", False, True),
+])  # fmt: skip
+def test_only_what_was_trained_from_noise_to_embeddings_can_draw(recipe, direction, student, able):
+    config = Config(meanflow=MeanFlowConfig(recipe=recipe, direction=direction))
+    assert can_draw(config, flow(recipe=recipe, student=student)) is able
+
+
+def test_warnings_are_those_of_the_last_report(tmp_path):
+    assert gate_warnings(tmp_path) == []
+    folder = tmp_path / "latents"
+    folder.mkdir()
+    for text in ("{", "[]", "{}"):
+        (folder / "report.json").write_text(text)
+        assert gate_warnings(tmp_path) == []
+    (folder / "report.json").write_text(json.dumps({"gate": ["variance 0.5 is below 0.95"]}))
+    assert gate_warnings(tmp_path) == ["variance 0.5 is below 0.95"]
+
+
+def test_a_run_without_a_flow_is_refused(tmp_path):
+    flow().save(tmp_path / "half" / "flow")
+    (tmp_path / "half" / "flow" / "flow.json").unlink()
+    with pytest.raises(DataError, match=r"half holds no finished flow; train one with 'rmdm align PRESET --out"):
+        open_run(tmp_path / "half")
