@@ -15,9 +15,6 @@ from rmdm.cli import main
 from rmdm.meanflow import align as aligning
 from tests.stage_one import align_flags, files_under, prepare_stories, run, save_bert
 
-# torch 2.13 scripts its decompositions when torch.func.jvp is first used, and warns of it itself.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

@@ -17,9 +17,6 @@ from rmdm.meanflow.recipes import RECIPES, Recipe
 from rmdm.meanflow.transport import follow
 from tests.reference.gaussian import Exact, Gaussian, fit, flow_batch, shaken, small_net
 
-# torch 2.13 scripts its decompositions when torch.func.jvp is first used, and warns of it itself.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 DATA = {"round": Gaussian.round(2, 2, 3.0), "tilted": Gaussian.tilted(2, 2, 2.0, 9.0)}
 PAIRS = [(0.0, 1.0), (0.25, 0.75), (0.1, 0.9), (0.5, 1.0)]
 SEED = 0

@@ -38,24 +38,12 @@ class Affine:
         back = torch.linalg.inv(matrix)
         return Affine(back, -offset_K @ back)
 
-    def scaled(self, factor: float) -> "Affine":
-        """The map, then a common factor."""
-        return Affine(self.matrix * factor, self.offset_K * factor)
-
     @staticmethod
     def whitening(moments: "RowMoments") -> "Affine":
         """To mean 0 and unit covariance, by the symmetric root: of all such maps the one that moves rows least."""
         root = moments.power(-0.5)
         mean_K = moments.mean_K
         return Affine(root, -(mean_K * root if root.ndim == 1 else mean_K @ root))
-
-    @staticmethod
-    def matching(source: "RowMoments", target: "RowMoments") -> "Affine":
-        """From the mean and covariance of `source` to those of `target`."""
-        whiten, colour = Affine.whitening(source), target.power(0.5)
-        if colour.ndim == 1:
-            return Affine(whiten.matrix * colour, whiten.offset_K * colour + target.mean_K)
-        return Affine(whiten.matrix @ colour, whiten.offset_K @ colour + target.mean_K)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from rmdm.meanflow.affine import Affine, RowMoments
 from rmdm.meanflow.distil import STATES, trajectories
 from rmdm.meanflow.flow import Flow, FlowSettings
 from rmdm.meanflow.net import FlowNet
+from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES, transport_steps
 from rmdm.meanflow.tasks import DistilTask, FlowTask, Rows, batches_of, calibration_rows
 from rmdm.training.checkpoint import list_checkpoints, step_of
@@ -184,17 +185,15 @@ def finish(
         if meanflow.direction != "draw":
             show(f"align: z_0 of {len(seen):,} rows in {settings.transport_steps} steps, to mend its moments")
             moments = RowMoments.of(flow.to_latent(e, mend=False).cpu() for e in batches_of(rows, seen))
-            leave = Affine.whitening(moments)
-            # The flow knows the rows it was trained on and maps new ones a little too far out.
-            flow.maps["leave"] = leave
-            if unseen > rows.groups * rows.dim // 8:
-                new = np.arange(learnable, len(rows))
-                squares = [float(flow.to_latent(e).square().mean()) * len(e) for e in batches_of(rows, new)]
-                flow.maps["leave"] = leave.scaled((sum(squares) / unseen) ** -0.5)
+            flow.maps["leave"] = Affine.whitening(moments)
+            # Lengths from new rows: the flow maps those it was not trained on a little too far out.
+            new = batches_of(rows, np.arange(learnable, len(rows)))
+            lengths = [flow.to_latent(e).flatten(1).norm(dim=1).cpu() for e in new]
+            flow.radial = Radial.fit(torch.cat(lengths), rows.groups * rows.dim) if lengths else None
         if flow.student is not None:
             # In the space the network sees, training rows have mean 0 and unit covariance.
             for steps in DRAW_STEPS:
-                noise = flow.noise(FIT_ROWS, seed=NOISE_SEED + 1).split(flows.CHUNK)
+                noise = flow.noise(min(FIT_ROWS, meanflow.distil_rows), seed=NOISE_SEED + 1).split(flows.CHUNK)
                 made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
                 flow.maps[f"draw-{steps}"] = Affine.whitening(made)
     flow.save(folder)

@@ -22,6 +22,7 @@ from rmdm.encoders.whitening import save_atomically
 from rmdm.errors import CheckpointError
 from rmdm.meanflow.affine import Affine
 from rmdm.meanflow.net import FlowNet
+from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES
 from rmdm.meanflow.transport import follow, integrate
 
@@ -62,6 +63,8 @@ class Flow:
     draws made in N steps."""
     student: FlowNet | None = None
     """Draws in few steps; without it the network itself does."""
+    radial: Radial | None = None
+    """After `leave`: mends the length of z_0."""
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +81,10 @@ class Flow:
                 x = e.to(self.device, torch.float32)
                 x = self.maps["enter"].apply(x) if "enter" in self.maps else x
                 z = recipe.solver(self.net, x, 1.0, 0.0, steps or self.settings.transport_steps)
-                out.append(self.maps["leave"].apply(z) if mend and "leave" in self.maps else z)
+                if mend and "leave" in self.maps:
+                    z = self.maps["leave"].apply(z)
+                    z = self.radial.apply(z) if self.radial is not None else z
+                out.append(z)
         return torch.cat(out)
 
     @torch.no_grad()
@@ -119,6 +125,8 @@ class Flow:
             tensors |= {f"student.{name}": value.cpu() for name, value in self.student.state_dict().items()}
         for name, affine in self.maps.items():
             tensors |= {f"maps.{name}.matrix": affine.matrix.cpu(), f"maps.{name}.offset": affine.offset_K.cpu()}
+        if self.radial is not None:
+            tensors |= {"radial.source": self.radial.source_P.cpu(), "radial.target": self.radial.target_P.cpu()}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "flow.json").unlink(missing_ok=True)  # a kill between the two leaves no flow, not a damaged one
         save_atomically(tensors, folder / "flow.safetensors")
@@ -154,7 +162,8 @@ class Flow:
         maps = {name: Affine(tensors[f"maps.{name}.matrix"], tensors[f"maps.{name}.offset"]) for name in names}
         moved = {name: Affine(a.matrix.to(device), a.offset_K.to(device)) for name, a in maps.items()}
         student = nets[1].to(device).eval() if nets[1] is not None else None
-        return Flow(settings, nets[0].to(device).eval(), moved, student)
+        radial = Radial(tensors["radial.source"], tensors["radial.target"]) if "radial.source" in tensors else None
+        return Flow(settings, nets[0].to(device).eval(), moved, student, radial)
 
 
 def noise(first: int, after: int, seed: int, groups: int, dim: int, device: torch.device) -> Tensor:

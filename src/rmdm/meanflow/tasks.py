@@ -34,6 +34,8 @@ FREE_FIELDS = {
 VALIDATION_STEP = 1 << 40
 """The step whose draws validation uses: one that training never reaches."""
 MOST_CALIBRATION = 16_384
+SMALL = 1 << 15
+"""Group rows of a step below which a GPU waits for its host."""
 
 
 class Rows(Protocol):
@@ -75,6 +77,7 @@ class FlowTask:
         self.settings: LoopConfig = config.meanflow.train
         self.recipe = RECIPES[config.meanflow.recipe]
         self.learnable = len(rows) - calibration_rows(len(rows))
+        self.is_small = self.settings.batch * rows.groups <= SMALL
 
     def fixed(self, field: str) -> bool:
         """What decides the flow; average velocities are learnt one way or both, the velocity alone serves both."""

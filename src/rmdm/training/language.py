@@ -52,7 +52,7 @@ def data_identity(manifest: Manifest) -> dict[str, Any]:
 class LanguageTask:
     """Trains a process of `PROCESSES` on a corpus; `verb` is the one that goes on with the run."""
 
-    section, unit = "", "tokens"
+    section, unit, is_small = "", "tokens", False
 
     def __init__(self, config: Config, corpus: Corpus, verb: str = "train") -> None:
         self.config, self.corpus, self.verb = config, corpus, verb

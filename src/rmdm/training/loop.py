@@ -70,7 +70,7 @@ class Trainer(Generic[M]):
                 for block in blocks(objective):
                     block.compile(dynamic=False)
             else:
-                objective.compile(dynamic=False, fullgraph=True)
+                objective.compile(dynamic=False, fullgraph=True, mode=self.compile_mode(on_gpu))
         if self.ema is not None and sharded:
             shard(self.ema, self.dtype)
         self.parallel = Parallel(objective, world, train.parallel, self.dtype)
@@ -81,6 +81,14 @@ class Trainer(Generic[M]):
         self.checks_on_device = on_gpu and not sharded
         self.bad = torch.zeros((), device=world.device)
         self.lag = 2 if on_gpu else 0
+
+    def compile_mode(self, on_gpu: bool) -> str | None:
+        """CUDA graphs for a task whose kernels end sooner than the host can start the next.
+
+        Gradients of a graph live until its next replay, so neither micro-batches nor DDP's buckets may hold them.
+        """
+        whole = self.plan.micro_batch * self.plan.size == self.plan.batch
+        return "reduce-overhead" if on_gpu and self.task.is_small and whole and self.world.size == 1 else None
 
     @property
     def averaged(self) -> M:

@@ -39,6 +39,8 @@ class Task(Protocol[M]):
     unit: str
     """What the rate counts: tokens or rows."""
     units_a_row: int
+    is_small: bool
+    """Whether starting the kernels of a step takes a GPU's host longer than the GPU takes to run them."""
     identity: dict[str, Any]
     """What tells its data from other data, as JSON has it; kept in every checkpoint and compared when a run goes on."""
 

@@ -44,20 +44,10 @@ def test_whitening_gives_mean_0_and_unit_covariance_and_is_symmetric():
     assert (map_.apply(x).flatten(1) - scale).norm() < (turned - scale).norm(), "it moves rows least"
 
 
-def test_matching_takes_the_moments_of_one_to_those_of_the_other():
-    source, target = rows(0), rows(1)
-    map_ = Affine.matching(RowMoments.of([source]), RowMoments.of([target]))
-    for got, want in zip(moments(map_.apply(source)), moments(target), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    same = Affine.matching(RowMoments.of([source]), RowMoments.of([source]))
-    torch.testing.assert_close(same.apply(source), source)
-
-
-def test_inverse_and_scale():
+def test_inverse():
     x = rows()
     map_ = Affine.whitening(RowMoments.of([x]))
     torch.testing.assert_close(map_.inverse().apply(map_.apply(x)), x)
-    torch.testing.assert_close(map_.scaled(3.0).apply(x), 3 * map_.apply(x))
 
 
 def test_the_map_keeps_the_precision_and_shape_of_its_input():
@@ -88,7 +78,7 @@ def test_too_few_rows_for_a_covariance_are_refused_by_number():
 
 def test_long_rows_get_one_factor_a_number(monkeypatch):
     monkeypatch.setattr(affine, "LARGEST", K - 1)
-    x, other = rows(0), rows(1)
+    x = rows()
     found = RowMoments.of(x.split(700))
     mean, covariance = moments(x)
     torch.testing.assert_close(found.mean_K, mean)
@@ -99,9 +89,6 @@ def test_long_rows_get_one_factor_a_number(monkeypatch):
     torch.testing.assert_close(white.mean(0), torch.zeros(K).double(), rtol=0, atol=1e-9)
     torch.testing.assert_close(white.var(0), torch.ones(K).double(), rtol=1e-3, atol=0)
     torch.testing.assert_close(map_.inverse().apply(map_.apply(x)), x)
-    matched = Affine.matching(found, RowMoments.of([other])).apply(x).flatten(1)
-    torch.testing.assert_close(matched.mean(0), moments(other)[0], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(matched.var(0), moments(other)[1].diagonal(), rtol=1e-3, atol=0)
 
 
 def test_a_constant_number_of_a_long_row_is_left_as_it_is(monkeypatch):

@@ -22,9 +22,6 @@ from rmdm.meanflow.tasks import calibration_rows
 from rmdm.training.distributed import World
 from tests.unit.encoders import toy
 
-# torch 2.13 scripts its decompositions when torch.func.jvp is first used, and warns of it itself.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 HERE = World(0, 1, torch.device("cpu"))
 
 

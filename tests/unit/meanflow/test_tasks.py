@@ -14,9 +14,6 @@ from rmdm.meanflow.tasks import DistilTask, FlowTask, batches_of, calibration_ro
 from rmdm.training.resume import flatten
 from rmdm.training.steps import Plan
 
-# torch 2.13 scripts its decompositions when torch.func.jvp is first used, and warns of it itself.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 SHAPE = FlowModelConfig(layers=1, width=16, heads=2)
 
 

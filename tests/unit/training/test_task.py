@@ -17,9 +17,6 @@ from rmdm.training.loop import train
 from rmdm.training.resume import find_finished, lies_in
 from tests.unit.training.toy import ToyTask, toy_config
 
-# torch 2.13 scripts its decompositions when torch.func.jvp is first used, and warns of it itself.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 HERE = World(0, 1, torch.device("cpu"))
 
 
