@@ -134,7 +134,8 @@ def train_student(
         def states(split: str, first: int, after: int) -> torch.Tensor:
             with flows.fast_float32():
                 noise = flows.noise(first, after, NOISE_SEED, groups, dim, world.device)
-                return trajectories(net, noise).flatten(1, 2)
+                chunks = noise.split(flows.CHUNKS.get(world.device.type, len(noise)))
+                return torch.cat([trajectories(net, chunk) for chunk in chunks]).flatten(1, 2)
 
         write_rows(place, spec, identity, spec.rows, states, world, show, "following the flow")
     task = DistilTask(config, LatentRows.open(place, "train", kind), identity, verb, teacher)
@@ -193,7 +194,7 @@ def finish(
         if flow.student is not None:
             # In the space the network sees, training rows have mean 0 and unit covariance.
             for steps in DRAW_STEPS:
-                noise = flow.noise(min(FIT_ROWS, meanflow.distil_rows), seed=NOISE_SEED + 1).split(flows.CHUNK)
+                noise = flow.noise(min(FIT_ROWS, meanflow.distil_rows), seed=NOISE_SEED + 1).split(flow.chunk)
                 made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
                 flow.maps[f"draw-{steps}"] = Affine.whitening(made)
     flow.save(folder)

@@ -27,8 +27,8 @@ from rmdm.meanflow.recipes import RECIPES
 from rmdm.meanflow.transport import follow, integrate
 
 FORMAT = 1
-CHUNK = 8192
-"""Rows taken through at once."""
+CHUNKS = {"cuda": 8192, "cpu": 512}
+"""Rows taken through at once: enough to fill a GPU, few enough to stay in a CPU's cache."""
 DRAW_STREAM = 9
 """Stream of the noise that draws start from."""
 
@@ -71,13 +71,18 @@ class Flow:
         """Where it computes."""
         return self.net.places.device
 
+    @property
+    def chunk(self) -> int:
+        """Rows to take through at once."""
+        return CHUNKS.get(self.device.type, CHUNKS["cuda"])
+
     @torch.no_grad()
     def to_latent(self, e_nGD: Tensor, steps: int | None = None, *, mend: bool = True) -> Tensor:
         """z_0 of embeddings [Paper §3.2]; `steps` other than the settings' is for comparison."""
         recipe = RECIPES[self.settings.recipe]
         out = []
         with fast_float32():
-            for e in e_nGD.split(CHUNK):
+            for e in e_nGD.split(self.chunk):
                 x = e.to(self.device, torch.float32)
                 x = self.maps["enter"].apply(x) if "enter" in self.maps else x
                 z = recipe.solver(self.net, x, 1.0, 0.0, steps or self.settings.transport_steps)
@@ -93,7 +98,7 @@ class Flow:
         steps = steps or self.settings.draw_steps
         back = self.maps["enter"].inverse() if "enter" in self.maps else None
         out = []
-        for noise in noise_nGD.split(CHUNK):
+        for noise in noise_nGD.split(self.chunk):
             x = self.to_seen(noise, steps)
             x = self.maps[f"draw-{steps}"].apply(x) if f"draw-{steps}" in self.maps else x
             out.append(back.apply(x) if back is not None else x)
