@@ -1,4 +1,4 @@
-"""The training step of MeanFlow: compiled as the training loop does it, against the plain step with eager JVP.
+"""The training step of MeanFlow: compiled as the training loop does it, against the same step with eager JVP.
 
     python benchmarks/meanflow_step.py                            on a GPU
     python benchmarks/meanflow_step.py --device cpu --tiny        to see that it runs
@@ -22,13 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rmdm.backbone.noise import normal
 from rmdm.config import Config, FlowModelConfig, LatentConfig, LoopConfig, MeanFlowConfig
-from rmdm.meanflow.loss import NOISE_STREAM, FlowBatch
 from rmdm.meanflow.recipes import RECIPES
 from rmdm.meanflow.tasks import FlowTask
 from rmdm.training.distributed import World, world
@@ -52,37 +47,12 @@ class RandomRows:
         return self.e_nGD[indices]
 
 
-class PlainObjective(nn.Module):
-    """The identity as research code writes it: u and du/dt from one JVP over the whole batch, gradients through u."""
-
-    def __init__(self, product: Any) -> None:
-        super().__init__()
-        self.backbone, self.path = product.backbone, product.path
-
-    def forward(self, batch: FlowBatch, per_row: Tensor) -> Tensor:
-        """What `MeanFlowObjective.forward` gives."""
-        e, t_B = batch.e_BGD, batch.t_B
-        r_B = torch.cat((batch.r_J, t_B[len(batch.r_J) :]))
-        z0 = normal(batch.noise_key_B, tuple(e.shape[1:]), NOISE_STREAM)
-        point = self.path.at(z0, e, t_B[:, None, None])
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
-            tangents = (point.v, torch.zeros_like(r_B), torch.ones_like(t_B))
-            u, slope = jvp(self.backbone, (point.z, r_B, t_B), tangents)
-        target = (point.v - (t_B - r_B)[:, None, None] * slope.float()).detach()
-        return ((u.float() - target).square().flatten(1).mean(1) * per_row).sum()
-
-
 class Task(FlowTask):
-    """The loop's own task with another share of r != t rows, and the plain objective where asked for."""
+    """The loop's own task with another share of r != t rows."""
 
-    def __init__(self, config: Config, rows: RandomRows, share: float, plain: bool) -> None:
+    def __init__(self, config: Config, rows: RandomRows, share: float, graphs: bool) -> None:
         super().__init__(config, rows, None, {}, None, "align")
-        self.recipe, self.plain = replace(RECIPES["robust"], identity=share), plain
-
-    def build(self) -> Any:
-        """The training module."""
-        product = super().build()
-        return PlainObjective(product) if self.plain else product
+        self.recipe, self.is_small = replace(RECIPES["robust"], identity=share), self.is_small and graphs
 
 
 def matmul_rate(device: torch.device, size: int) -> float:
@@ -106,21 +76,19 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def build_trainer(args: argparse.Namespace, here: World, out: Path, share: float, plain: bool, mode: str) -> Trainer:
-    """A trainer whose step is compiled as the loop compiles it, not at all, or in another mode of the compiler."""
+def build_trainer(args: argparse.Namespace, here: World, out: Path, share: float, mode: str) -> Trainer:
+    """A trainer whose step is compiled as the loop compiles it, without CUDA graphs, or not at all."""
     config = Config(
         latent=LatentConfig(groups=args.groups, dim=args.dim),
         meanflow=MeanFlowConfig(
             model=FlowModelConfig(layers=args.layers, width=args.width, heads=args.heads),
             train=LoopConfig(
-                steps=args.warmup + args.steps, batch=args.batch, precision="bf16", compile=mode == "loop"
+                steps=args.warmup + args.steps, batch=args.batch, precision="bf16", compile=mode != "eager"
             ),
         ),
     )
-    task = Task(config, RandomRows(4 * args.batch, args.groups, args.dim), share, plain)
+    task = Task(config, RandomRows(4 * args.batch, args.groups, args.dim), share, mode == "loop")
     trainer = Trainer(task, out, here)
-    if mode not in {"loop", "eager"}:
-        trainer.objective.compile(dynamic=False, fullgraph=True, mode=mode)
     trainer.objective.train()
     return trainer
 
@@ -135,7 +103,7 @@ def built(trainer: Trainer, steps: int) -> list[Step]:
     return [replace(made[step % len(made)], step=step) for step in range(steps)]
 
 
-def time_arm(trainer: Trainer, steps: int, warmup: int, *, threaded: bool, graphs: bool) -> dict[str, Any]:
+def time_arm(trainer: Trainer, steps: int, warmup: int, *, threaded: bool) -> dict[str, Any]:
     """ms a step and what goes with it."""
     device, stats, first_loss = trainer.world.device, torch.zeros(3), float("nan")
     if device.type == "cuda":
@@ -147,8 +115,6 @@ def time_arm(trainer: Trainer, steps: int, warmup: int, *, threaded: bool, graph
         synchronize(device)
         began = time.perf_counter()
         for count, item in enumerate(batches):
-            if graphs:
-                torch.compiler.cudagraph_mark_step_begin()
             stats = trainer.update(item, stop=False)
             if count == 0:
                 first_loss = float(stats[0])
@@ -188,36 +154,35 @@ def main() -> None:
         small = {"layers": 1, "width": 16, "heads": 2, "dim": 8, "batch": 32, "steps": 4, "plain_steps": 3,
                  "warmup": 2, "matmul": 256}  # fmt: skip
         vars(args).update(small)
-    # (name, share of r != t, plain objective, how it is compiled, batches built in the loop's thread)
-    arms: list[tuple[str, float, bool, str, bool]] = [
-        ("product", args.share, False, "loop", False),
-        ("product, batches built meanwhile", args.share, False, "loop", True),
-        ("plain eager JVP", args.share, True, "eager", False),
-        ("robust recipe (no r != t)", 0.0, False, "loop", False),
-        ("product, CUDA graphs", args.share, False, "reduce-overhead", False),
-        ("robust recipe, CUDA graphs", 0.0, False, "reduce-overhead", False),
+    # (name, share of r != t, how it is compiled, batches built in the loop's thread)
+    arms: list[tuple[str, float, str, bool]] = [
+        ("product", args.share, "loop", False),
+        ("product, batches built meanwhile", args.share, "loop", True),
+        ("eager JVP", args.share, "eager", False),
+        ("robust recipe (no r != t)", 0.0, "loop", False),
+        ("product without CUDA graphs", args.share, "plain", False),
     ]
     began, found = time.perf_counter(), {}
     trainer: Trainer | None = None
-    key: tuple[float, bool, str] | None = None
+    key: tuple[float, str] | None = None
     with world(args.device) as here, tempfile.TemporaryDirectory() as out, repeatable(here):
         where = torch.cuda.get_device_name() if here.device.type == "cuda" else "cpu"
         rate = matmul_rate(here.device, args.matmul)
         print(f"{where}, torch {torch.__version__}, bf16 matmul {rate / 1e12:.1f} TFLOP/s", flush=True)
-        for name, share, plain, mode, threaded in arms:
-            if time.perf_counter() - began > args.limit - 30 and name not in {"product", "plain eager JVP"}:
+        for name, share, mode, threaded in arms:
+            if time.perf_counter() - began > args.limit - 30 and name not in {"product", "eager JVP"}:
                 print(f"{name:>33}  left out: {args.limit} s are nearly over", flush=True)
                 continue
             try:
-                if trainer is None or key != (share, plain, mode):  # what is compiled already is used again
-                    trainer, key = None, (share, plain, mode)
+                if trainer is None or key != (share, mode):  # what is compiled already is used again
+                    trainer, key = None, (share, mode)
                     gc.collect()
                     torch._dynamo.reset()
                     if here.device.type == "cuda":
                         torch.cuda.empty_cache()
-                    trainer = build_trainer(args, here, Path(out), share, plain, mode)
-                steps = args.plain_steps if plain else args.steps
-                result = time_arm(trainer, steps, args.warmup, threaded=threaded, graphs=mode == "reduce-overhead")
+                    trainer = build_trainer(args, here, Path(out), share, mode)
+                steps = args.plain_steps if mode == "eager" else args.steps
+                result = time_arm(trainer, steps, args.warmup, threaded=threaded)
                 found[name] = result
                 print(
                     f"{name:>33}  {result['step_ms']:8.3f} ms/step  {result['rows_per_s']:12,.0f} rows/s  first step "
@@ -229,10 +194,10 @@ def main() -> None:
                 traceback.print_exc(file=sys.stdout)
                 print(f"{name:>33}  failed", flush=True)
                 trainer = None
-    plain_ms = found.get("plain eager JVP", {}).get("step_ms")
+    plain_ms = found.get("eager JVP", {}).get("step_ms")
     ratios = {name: plain_ms / arm["step_ms"] for name, arm in found.items()} if plain_ms else {}
     for name, ratio in ratios.items():
-        print(f"{name:>33}  {ratio:6.2f} times as fast as the plain step", flush=True)
+        print(f"{name:>33}  {ratio:6.2f} times as fast as the eager step", flush=True)
     print(
         json.dumps(
             {

@@ -16,6 +16,7 @@ from rmdm.config import Config, load_config
 SMALL = {
     "data.stories": "600",
     "data.holdout": "100",
+    "encoder.name": "null",
     "model.layers": "2",
     "model.width": "32",
     "model.heads": "2",
@@ -54,6 +55,7 @@ def small_config(process: str = "mdlm", **train: object) -> Config:
         base,
         process=process,
         data=dataclasses.replace(base.data, stories=600, holdout=100),
+        encoder=dataclasses.replace(base.encoder, name=None),
         model=dataclasses.replace(base.model, layers=2, width=32, heads=2, dropout=0.1),
         optim=dataclasses.replace(base.optim, warmup=4),
         train=dataclasses.replace(

@@ -66,6 +66,8 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         if is_main():
             show(f"train: already done, {finished}")
         return {"skipped": True, "step": step_of(finished), "run": str(out), "checkpoint": str(finished)}
+    if config.encoder.name is not None and verb == "train" and is_main():
+        warn_of_latents(out, show)
     with world(config.train.device) as here:
         result = train(task, out, here, resume=resume, show=show)
     if not result.finished:
@@ -88,6 +90,14 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         "run": str(out),
         "checkpoint": str(result.checkpoint),
     }
+
+
+def warn_of_latents(run: Path, show: Show) -> None:
+    """Say what the last report found wrong with the run's latents; training goes on all the same."""
+    from rmdm.meanflow.latents import gate_warnings
+
+    for line in gate_warnings(run):
+        show(f"warning: the latents of {run} fail the gate: {line}")
 
 
 def encode_stage(config: Config, show: Show) -> Outcome:

@@ -29,7 +29,7 @@ def test_every_command_names_real_verbs_presets_and_flags():
 
 
 def test_no_placeholder_and_no_dead_link_is_left():
-    assert not re.findall(r"\b[A-Z]+_[A-Z]+\b", README)
+    assert not re.findall(r"(?<![$])\b[A-Z]+_[A-Z]+\b", README)
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert len(links) >= 8
     for link in links:
