@@ -193,8 +193,9 @@ def finish(
             flow.radial = Radial.fit(torch.cat(lengths), rows.groups * rows.dim) if lengths else None
         if flow.student is not None:
             # In the space the network sees, training rows have mean 0 and unit covariance.
+            fitted = min(FIT_ROWS, max(meanflow.distil_rows, 64 * rows.groups * rows.dim))
             for steps in DRAW_STEPS:
-                noise = flow.noise(min(FIT_ROWS, meanflow.distil_rows), seed=NOISE_SEED + 1).split(flow.chunk)
+                noise = flow.noise(fitted, seed=NOISE_SEED + 1).split(flow.chunk)
                 made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
                 flow.maps[f"draw-{steps}"] = Affine.whitening(made)
     flow.save(folder)

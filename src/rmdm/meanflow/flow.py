@@ -74,7 +74,7 @@ class Flow:
     @property
     def chunk(self) -> int:
         """Rows to take through at once."""
-        return CHUNKS.get(self.device.type, CHUNKS["cuda"])
+        return CHUNKS.get(self.device.type, 8192)
 
     @torch.no_grad()
     def to_latent(self, e_nGD: Tensor, steps: int | None = None, *, mend: bool = True) -> Tensor:
