@@ -20,8 +20,9 @@ from tests.reference.gaussian import Exact, Gaussian, fit, flow_batch, shaken, s
 DATA = {"round": Gaussian.round(2, 2, 3.0), "tilted": Gaussian.tilted(2, 2, 2.0, 9.0)}
 PAIRS = [(0.0, 1.0), (0.25, 0.75), (0.1, 0.9), (0.5, 1.0)]
 SEED = 0
-TOLERANCE = 0.5
-"""Largest error of u over its own size: 1 for an untrained network, 0.28, 0.30 and 0.43 for seeds 0, 1 and 2."""
+TOLERANCE, MEAN_TOLERANCE = 0.3, 0.15
+"""Error of u over its own size, the largest and the mean over `PAIRS`: 1 for an untrained network; 0.21 and 0.10 at most for
+seed 0, 0.23 and 0.18 for seed 1."""
 
 
 def uniform_pairs(path: str) -> Recipe:
@@ -42,7 +43,7 @@ def learnt(request) -> tuple[str, Gaussian, FlowNet]:
     path, data = request.param[0], DATA[request.param[1]]
     net = small_net(2, 2, SEED)
     objective = MeanFlowObjective(net, PATHS[path])
-    averaged = fit(objective, lambda step: flow_batch(data, uniform_pairs(path), "align", SEED, step, 512), 300, 2e-3)
+    averaged = fit(objective, lambda step: flow_batch(data, uniform_pairs(path), "align", SEED, step, 512), 400, 4e-3)
     return path, data, averaged
 
 
@@ -50,6 +51,7 @@ def test_the_learnt_average_velocity_is_the_closed_form(learnt):
     path, data, net = learnt
     errors = {pair: u_error(net, path, data, *pair) for pair in PAIRS}
     assert max(errors.values()) < TOLERANCE, errors
+    assert sum(errors.values()) / len(errors) < MEAN_TOLERANCE, errors
     untrained = {pair: u_error(small_net(2, 2, SEED), path, data, *pair) for pair in PAIRS}
     assert min(untrained.values()) > 0.99, untrained
 

@@ -57,11 +57,12 @@ def figure_umap(
     # Clusters are drawn in a random order of points, so that none lies on top of the others.
     chosen = np.random.default_rng(seed).permutation(chosen)
     colours = [PALETTE[label % len(PALETTE)] for label in clusters_N[chosen]]
+    dot = float(np.clip(14_000 / len(chosen), 3.5, 14))
     figure = plt.figure(figsize=(10, 10), layout="constrained")
     for column, (x_NGD, title) in enumerate([(e_NGD, "embeddings $e$"), (z0_NGD, "Gaussian latents $z_0$")]):
         x_NA = _numpy(x_NGD)[chosen].reshape(len(chosen), -1)
         solid = figure.add_subplot(2, 2, 1 + column, projection="3d")
-        _scatter(solid, embed_umap(x_NA, 3, seed), colours, size=3.5)
+        _scatter(solid, embed_umap(x_NA, 3, seed), colours, size=dot)
         solid.set_title(title, fontsize=15)
         solid.set_box_aspect((1, 1, 1), zoom=1.15)
         solid.view_init(elev=22, azim=-55)
@@ -69,7 +70,7 @@ def figure_umap(
             axis.set_pane_color((0.97, 0.97, 0.97, 1.0))
             axis.line.set_color("#cccccc")
         flat = figure.add_subplot(2, 2, 3 + column)
-        _scatter(flat, embed_umap(x_NA, 2, seed), colours, size=4.5)
+        _scatter(flat, embed_umap(x_NA, 2, seed), colours, size=1.3 * dot)
         flat.set_aspect("equal", adjustable="datalim")
         for side in flat.spines.values():
             side.set_color("#cccccc")

@@ -4,11 +4,12 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from rmdm.config import Config, MeanFlowConfig
 from rmdm.errors import DataError
 from rmdm.meanflow.flow import Flow, FlowSettings
-from rmdm.meanflow.latents import can_draw, gate_warnings, open_run, row_name
+from rmdm.meanflow.latents import can_draw, gate_warnings, open_run, row_name, topics_told
 from tests.reference.gaussian import small_net
 
 SETTINGS = FlowSettings(
@@ -56,3 +57,15 @@ def test_a_run_without_a_flow_is_refused(tmp_path):
     (tmp_path / "half" / "flow" / "flow.json").unlink()
     with pytest.raises(DataError, match=r"half holds no finished flow; train one with 'rmdm align PRESET --out"):
         open_run(tmp_path / "half")
+
+
+def test_topics_that_lie_on_a_direction_are_told_and_others_are_not():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(2000, 2, 8, generator=generator)
+    on_axis = (z[:, 0, 0] > 0).long() + (z[:, 0, 0] > 1).long()
+    unrelated = torch.randint(0, 3, (2000,), generator=generator)
+    right, most = topics_told(z, on_axis)
+    assert right > most + 0.2
+    right, most = topics_told(z, unrelated)
+    assert abs(right - 1 / 3) < 0.06
+    assert abs(most - 1 / 3) < 0.06
