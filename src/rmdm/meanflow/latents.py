@@ -131,9 +131,7 @@ def draw_pictures(e: Tensor, z: Tensor, whitening: Whitening, folder: Path, show
         show(f"no pictures: {error}")
         return []
     right, most = topics_told(z_few, torch.from_numpy(topics))
-    show(
-        f"topics: told from z_0 by a linear map for {100 * right:.0f}% of the rows (always the largest: {100 * most:.0f}%)"
-    )
+    show(f"topics: a linear map tells them from z_0 for {right:.0%} of the rows (the largest is {most:.0%})")
     show(f"pictures: {umap}, {qq}")
     return [str(umap), str(qq)]
 
