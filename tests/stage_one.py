@@ -85,8 +85,8 @@ def run(*args: str, ranks: int = 1, hook: str = "", check: bool = True) -> subpr
     return done
 
 
-def kill_when(condition: Callable[[], bool], *args: str, hook: str = "") -> str:
-    """Start it, kill -9 once the condition holds, and return what it said; to end before that is a failure."""
+def kill_when(condition: Callable[[], bool], *args: str, hook: str = "", signal: int = 9) -> str:
+    """Start it, kill it once the condition holds, and return what it said; to end before that is a failure."""
     process = subprocess.Popen(command(*args, hook=hook), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120
     while not condition():
@@ -94,9 +94,9 @@ def kill_when(condition: Callable[[], bool], *args: str, hook: str = "") -> str:
             process.kill()
             pytest.fail(f"never got there: {process.communicate()[0]}")
         time.sleep(0.01)
-    process.kill()
+    process.send_signal(signal)
     said = process.communicate()[0]
-    assert process.returncode == -9, said
+    assert process.returncode == (-9 if signal == 9 else 128 + signal), said
     return said
 
 

@@ -178,7 +178,7 @@ def print_config_help(args: list[str]) -> None:
 
 def preset_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the verbs that work on a preset."""
-    parser.usage = "%(prog)s PRESET [--out OUT] [--resume RESUME] [--json] [--FIELD VALUE ...]"
+    parser.usage = "%(prog)s PRESET [--out OUT] [--json] [--FIELD VALUE ...]"
     parser.epilog = "PRESET: a preset's name, a YAML file or a run directory. The fields follow below."
     parser.add_argument("--out", help="run directory (default: runs/<name>)")
 
@@ -186,6 +186,7 @@ def preset_flags(parser: argparse.ArgumentParser) -> None:
 def train_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the verbs that train."""
     preset_flags(parser)
+    parser.usage = "%(prog)s PRESET [--out OUT] [--resume RESUME] [--json] [--FIELD VALUE ...]"
     parser.add_argument("--resume", default="auto", help="auto (default), never, or a checkpoint's folder")
 
 
@@ -240,8 +241,8 @@ def run_latents(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
     """`rmdm latents`: the report on stage I."""
     from rmdm.stages import latents_stage
 
-    if args.rows is not None and args.rows < 64:
-        raise ConfigError(f"--rows {args.rows} is too few to measure anything; use 64 or more")
+    if args.rows is not None and args.rows < 80:
+        raise ConfigError(f"--rows {args.rows} is too few to measure anything; use 80 or more")
     runs = [Path(run) for run in [args.run, *args.beside]]
     return latents_stage(
         runs, show, rows=args.rows, draws=not args.quick, pictures=not (args.quick or args.no_pictures)

@@ -211,7 +211,7 @@ class LatentConfig:
     """Standard deviation of the noise stage II adds to the projected latent."""
     draw: Literal["prior", "flow"] = "prior"
     """How sampling draws the latent: z_0 from N(0, I) (`prior`, the paper's), or e by the flow from noise (`flow`, for
-    models conditioned on noisy e)."""
+    models conditioned on noisy e). For stage II."""
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -393,6 +393,11 @@ def validate(config: Config) -> None:
         )
     if project is not None and project > config.latent.dim:
         raise ConfigError(f"latent.project={project} is above latent.dim={config.latent.dim}; use at most that")
+    draw_steps = config.meanflow.draw_steps
+    if draw_steps != 1 and draw_steps % 2:
+        raise ConfigError(
+            f"meanflow.draw_steps={draw_steps} is odd, and Heun's rule takes two a step; use 4, for example"
+        )
     if config.latent.source == "online" and config.latent.store == "z0":
         raise ConfigError("latent.store=z0 needs latent.source=cache: whoever encodes online stores nothing; drop one")
 

@@ -123,7 +123,7 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
     """Train the flow on the embeddings and store z_0, alone or as one rank of `torchrun`."""
     from rmdm.data.shards import Manifest, Split
     from rmdm.encoders.cache import find_cache
-    from rmdm.encoders.encode import config_facts
+    from rmdm.encoders.encode import cache_facts, config_facts
     from rmdm.encoders.find import open_encoder
     from rmdm.encoders.online import OnlineLatents
     from rmdm.encoders.whitening import Whitening
@@ -132,8 +132,15 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
 
     shards, tokenizer = open_shards(config)
     config = with_shards(config, shards)
-    cache = find_cache(shards, config_facts(stored(config), Manifest.load(shards)))
+    manifest = Manifest.load(shards)
     with world(config.meanflow.train.device, "meanflow.") as here:
+        try:
+            cache = find_cache(shards, config_facts(config, manifest))
+        except DataError:  # none or several by the encoder's name: look at the encoder itself
+            encoder = open_encoder(config.encoder, tokenizer, config.data.length, here.device)
+            cache = find_cache(shards, cache_facts(config, manifest, encoder))
+        if here.is_main and not (out / "config.yaml").exists():
+            save_config(config, out)  # so that the run can be named to go on with it
         online = None
         if stored(config).latent.store == "z0":
             encoder = open_encoder(config.encoder, tokenizer, config.data.length, here.device)
@@ -149,7 +156,8 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
             show(f"stopped at step {done.stopped.step}, saved {done.stopped.checkpoint}; go on with: {again}")
         return {"finished": False, "run": str(out), "exit": 128 + done.stopped.signal}
     if here.is_main:
-        save_config(config, out)
+        if not (out / "checkpoints").exists():  # stage II compares its own settings with what it finds there
+            save_config(config, out)
         how = "made before" if done.skipped else f"z_0 in {cache}" if done.kind else "no z_0 stored"
         show(f"align: flow in {done.flow}, {how}; next: rmdm latents {out}")
     return {"finished": True, "run": str(out), "flow": str(done.flow), "cache": str(cache), "latent": done.kind}
@@ -216,6 +224,10 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
                 outcome["latents"] = latents_stage([out], show, draws=False, pictures=False)
             except DataError as error:  # few or no held-out rows: no reason not to train
                 show(f"latents: no report, {error}")
+    if config.process == "rmdm":
+        if is_main():
+            show("run: stage I is done; training with the latent (process=rmdm) is not in this version yet")
+        return outcome
     trained = train_stage(config, out, resume, show, verb="run")
     outcome["train"] = trained
     if trained.get("exit"):

@@ -224,3 +224,17 @@ def test_few_held_out_rows_make_no_report_and_do_not_stop_a_run(place, tmp_path,
     assert "latents: no report" in printed.err
     assert outcome["align"]["finished"]
     assert outcome["train"]["step"] == 4
+
+
+def test_the_command_it_names_when_interrupted_goes_on(copy, place):
+    def some_steps() -> bool:
+        metrics = copy / "run" / "flow" / "metrics.jsonl"
+        return metrics.exists() and len(metrics.read_text().splitlines()) >= 3
+
+    slow = "import rmdm.meanflow.tasks as t, time; o = t.FlowTask.batch\n"
+    slow += "t.FlowTask.batch = lambda *a: (time.sleep(0.05), o(*a))[1]\n"
+    args = ("align", "storyworld-mini", *flags(copy), "--out", str(copy / "run"))
+    said = kill_when(some_steps, *args, hook=slow, signal=2)
+    named = said.split("go on with: rmdm ")[1].split()
+    run(*named)
+    assert result(copy, "run") == result(place, "whole")

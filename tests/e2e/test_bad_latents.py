@@ -104,7 +104,7 @@ def test_embeddings_of_another_encoder(place, capfd):
     encoder(capfd, "other", hidden_size=32)
     line = fails(capfd, "align", "storyworld-mini", *flags(encoder__name="other"), "--out", "new")
     assert cache_of(place).name in line
-    assert "has encoder name bert where this run asks for other; run `rmdm encode`" in line
+    assert re.search(r"has encoder bert \(\w+\) where this run asks for other \(\w+\); run `rmdm encode`", line)
     assert not Path("new").exists()
 
 
@@ -225,8 +225,9 @@ def test_a_damaged_manifest_of_the_cache(place, capfd):
 def test_a_damaged_flow(place, capfd):
     path = Path("run/flow/flow.safetensors")
     path.write_bytes(path.read_bytes()[:-10])
-    for command in (["latents", "run", "--rows", "100"], ["align", "storyworld-mini", *flags(), "--out", "run"]):
-        assert "flow.safetensors is damaged" in fails(capfd, *command)
+    assert "flow.safetensors is damaged" in fails(capfd, "latents", "run", "--rows", "100")
+    assert main(["align", "storyworld-mini", *flags(), "--out", "run"]) == 0  # from the checkpoints
+    assert main(["latents", "run", "--rows", "100", "--quick"]) == 0
 
 
 def test_a_damaged_whitening_of_rows_is_fitted_again(place, capfd):
@@ -276,7 +277,7 @@ def test_a_report_on_a_run_whose_embeddings_were_made_anew(place, capfd):
     assert main(["encode", "storyworld-mini", *flags()]) == 0
     capfd.readouterr()
     line = fails(capfd, "latents", "run", "--rows", "100", "--quick")
-    assert f"run was trained on embeddings that {place / 'shards' / cache_of(place).name} does not hold" in line
+    assert f"run was trained on embeddings that {place / 'shards'} does not hold" in line
     line = fails(capfd, "align", "storyworld-mini", *flags(), "--out", "run")
     assert "was trained with another cache" in line
 

@@ -21,8 +21,8 @@ DATA = {"round": Gaussian.round(2, 2, 3.0), "tilted": Gaussian.tilted(2, 2, 2.0,
 PAIRS = [(0.0, 1.0), (0.25, 0.75), (0.1, 0.9), (0.5, 1.0)]
 SEED = 0
 TOLERANCE, MEAN_TOLERANCE = 0.3, 0.15
-"""Error of u over its own size, the largest and the mean over `PAIRS`: 1 for an untrained network; at most 0.21 and 0.10
-for seed 0, 0.23 and 0.18 for seed 1."""
+"""Error of u over its own size, the largest and the mean over `PAIRS`: 1 for an untrained network; at most 0.21 and
+0.10 for seed 0, 0.23 and 0.18 for seed 1."""
 
 
 def uniform_pairs(path: str) -> Recipe:

@@ -44,8 +44,12 @@ Facts = dict[str, Any]
 
 def fingerprint(facts: Facts) -> str:
     """Of everything that decides the content of an array."""
-    known = {name: value for name, value in facts.items() if name not in NAMES}
-    return hashlib.sha256(json.dumps([FORMAT, known], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([FORMAT, without_names(facts)], sort_keys=True).encode()).hexdigest()
+
+
+def without_names(facts: Facts) -> Facts:
+    """The facts that decide the content."""
+    return {name: value for name, value in facts.items() if name not in NAMES}
 
 
 def fit_indices(rows: int, fit_rows: int) -> NDArray[np.int64]:
@@ -176,13 +180,14 @@ def _fact(name: str, facts: Facts) -> str:
 def find_cache(shards: Path, facts: Facts) -> Path:
     """The finished cache beside the shards that agrees with these facts; they may leave some open.
 
-    The names of facts count here when they are given: without its weights an encoder is known by name alone.
+    Without its fingerprint among the facts, an encoder is known by its name.
     """
     shards, closest = Path(shards), None
+    asked = without_names(facts) if "encoder" in facts else facts
     found: list[Path] = []
     for path in sorted(shards.glob("latents-*/manifest.json")):
         has = ArrayManifest.load(path.parent).facts
-        wrong = [name for name, value in facts.items() if has.get(name) != value]
+        wrong = [name for name, value in asked.items() if has.get(name) != value]
         if not wrong:
             found.append(path.parent)
         elif closest is None or len(wrong) < closest[0]:

@@ -43,7 +43,7 @@ def config_facts(config: Config, shards: Manifest) -> Facts:
         "groups": latent.groups,
         "dim": latent.dim,
         "fit rows": min(latent.fit_rows, shards.splits["train"].rows),
-        "store": latent.store,
+        "store": "z0" if latent.source == "online" else latent.store,
         "dtype": latent.dtype,
         "tokenizer": shards.tokenizer["fingerprint"],
         "source": shards.source["train"],

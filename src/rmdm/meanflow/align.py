@@ -7,7 +7,9 @@
 <cache>/      train.z0-<flow>, valid.z0-<flow>, manifest-z0-<flow>.json
 """
 
+import contextlib
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +23,11 @@ from safetensors.torch import load_file
 from rmdm.backbone.latent import projection
 from rmdm.config import Config
 from rmdm.data.progress import RowProgress
-from rmdm.data.shards import Split
+from rmdm.data.shards import Split, read_json
 from rmdm.encoders.cache import ArrayManifest, ArraySpec, Facts, LatentRows, RowsWriter, fingerprint, fit_indices
+from rmdm.encoders.parts import human_bytes
 from rmdm.encoders.whitening import save_atomically
-from rmdm.errors import DataError
+from rmdm.errors import CheckpointError, DataError
 from rmdm.meanflow import flow as flows
 from rmdm.meanflow.affine import Affine, RowMoments
 from rmdm.meanflow.distil import STATES, trajectories
@@ -121,6 +124,9 @@ def train_student(
     teacher = _release(folder, config.meanflow.train.steps)
     identity = {"teacher": _digest(teacher), "draws": config.meanflow.distil_rows}
     place, kind = folder / "student", "paths"
+    if world.is_main and any(_data_of(path) != identity for path in list_checkpoints(place)):
+        shutil.rmtree(place)  # the student of another teacher
+    world.barrier()
     content = fingerprint(identity)
     spec = ArraySpec(
         kind=kind, rows={"train": config.meanflow.distil_rows}, groups=STATES * groups, dim=dim, dtype="fp16"
@@ -134,9 +140,11 @@ def train_student(
         def states(split: str, first: int, after: int) -> torch.Tensor:
             with flows.fast_float32():
                 noise = flows.noise(first, after, NOISE_SEED, groups, dim, world.device)
-                chunks = noise.split(flows.CHUNKS.get(world.device.type, len(noise)))
+                chunks = noise.split(flows.chunk_rows(world.device, groups))
                 return torch.cat([trajectories(net, chunk) for chunk in chunks]).flatten(1, 2)
 
+        size = human_bytes(spec.nbytes("train"))
+        show(f"align: following the flow from {spec.rows['train']:,} draws of noise, {size} in {place}")
         write_rows(place, spec, identity, spec.rows, states, world, show, "following the flow")
     task = DistilTask(config, LatentRows.open(place, "train", kind), identity, verb, teacher)
     if find_finished(task, place, resume) is None:
@@ -169,6 +177,7 @@ def finish(
         recipe=meanflow.recipe, groups=rows.groups, dim=rows.dim, layers=shape.layers, width=shape.width,
         heads=shape.heads, mlp_ratio=shape.mlp_ratio, transport_steps=transport_steps(meanflow),
         draw_steps=meanflow.draw_steps, cache=cache, step=meanflow.train.steps,
+        distilled=[meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else None,
     )  # fmt: skip
     net = flows.build_net(settings, load_file(_release(folder, meanflow.train.steps)))
     assert net is not None
@@ -194,7 +203,7 @@ def finish(
         if flow.student is not None:
             # In the space the network sees, training rows have mean 0 and unit covariance.
             fitted = min(FIT_ROWS, max(meanflow.distil_rows, 64 * rows.groups * rows.dim))
-            for steps in DRAW_STEPS:
+            for steps in sorted({*DRAW_STEPS, meanflow.draw_steps}):
                 noise = flow.noise(fitted, seed=NOISE_SEED + 1).split(flow.chunk)
                 made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
                 flow.maps[f"draw-{steps}"] = Affine.whitening(made)
@@ -211,18 +220,21 @@ def store_latents(
     """
     latent = config.latent
     alone = latent.store == "z0"
-    identity = flows.fingerprint(folder)
-    kind = f"z0-{identity[:12]}"
     project = latent.project if alone else None
     P = projection(flow.settings.dim, project, config.seed) if project else None
-    facts = {**manifest.facts, "flow": identity, "project": project, "seed": config.seed}
+    facts = {
+        **manifest.facts, "flow": flows.fingerprint(folder), "project": project, "seed": config.seed,
+        "dtype": latent.dtype,
+    }  # fmt: skip
+    kind = f"z0-{fingerprint(facts)[:12]}"
     dim = project or flow.settings.dim
     scale = [INT8_REACH / 127] * dim if latent.dtype == "int8" else None
     stored = manifest.split_rows if alone else manifest.spec.rows
     spec = ArraySpec(kind=kind, rows=stored, groups=flow.settings.groups, dim=dim, dtype=latent.dtype, scale=scale)
-    path = ArrayManifest.path(cache, kind)
-    if path.exists() and ArrayManifest.load(cache, kind).fingerprint == fingerprint(facts):
+    with contextlib.suppress(DataError):  # missing, damaged or of another size: written again
+        ArrayManifest.load(cache, kind).check_files(cache)
         return kind
+    world.barrier()
     opened: dict[str, Rows] = {}
 
     def latents(split: str, first: int, after: int) -> torch.Tensor:
@@ -280,13 +292,24 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _data_of(checkpoint: Path) -> Any:
+    """What a checkpoint says it was trained on; None when it cannot be read."""
+    try:
+        return read_json(checkpoint / "meta.json").get("data")
+    except (DataError, OSError):
+        return None
+
+
 def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | None:
     """The finished flow, if it is the one these settings ask for."""
-    if not (folder / "flow.json").is_file():
+    try:
+        flow = Flow.load(folder)
+    except CheckpointError:  # missing or damaged: put together again from the checkpoints
         return None
-    flow = Flow.load(folder)
-    wanted = (transport_steps(config.meanflow), config.meanflow.draw_steps, manifest.fingerprint)
-    has = (flow.settings.transport_steps, flow.settings.draw_steps, flow.settings.cache)
+    meanflow = config.meanflow
+    distilled = [meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else flow.settings.distilled
+    wanted = (transport_steps(meanflow), meanflow.draw_steps, manifest.fingerprint, distilled)
+    has = (flow.settings.transport_steps, flow.settings.draw_steps, flow.settings.cache, flow.settings.distilled)
     needs_latent = config.meanflow.direction != "draw" and RECIPES[config.meanflow.recipe].whiten_rows
     whole = (flow.student is not None or not needs_student(config)) and ("leave" in flow.maps or not needs_latent)
     return flow if has == wanted and whole else None

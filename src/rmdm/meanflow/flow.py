@@ -27,8 +27,8 @@ from rmdm.meanflow.recipes import RECIPES
 from rmdm.meanflow.transport import follow, integrate
 
 FORMAT = 1
-CHUNKS = {"cuda": 8192, "cpu": 512}
-"""Rows taken through at once: enough to fill a GPU, few enough to stay in a CPU's cache."""
+CHUNKS = {"cuda": 32_768, "cpu": 2048}
+"""Group rows taken through at once: enough to fill a GPU, few enough to stay in a CPU's cache."""
 DRAW_STREAM = 9
 """Stream of the noise that draws start from."""
 
@@ -49,6 +49,8 @@ class FlowSettings:
     cache: str
     """Fingerprint of the embeddings it was trained on."""
     step: int
+    distilled: list[int] | None = None
+    """Steps and draws the few-step network was trained with."""
     format: int = FORMAT
 
 
@@ -74,7 +76,7 @@ class Flow:
     @property
     def chunk(self) -> int:
         """Rows to take through at once."""
-        return CHUNKS.get(self.device.type, 8192)
+        return chunk_rows(self.device, self.settings.groups)
 
     @torch.no_grad()
     def to_latent(self, e_nGD: Tensor, steps: int | None = None, *, mend: bool = True) -> Tensor:
@@ -169,6 +171,11 @@ class Flow:
         student = nets[1].to(device).eval() if nets[1] is not None else None
         radial = Radial(tensors["radial.source"], tensors["radial.target"]) if "radial.source" in tensors else None
         return Flow(settings, nets[0].to(device).eval(), moved, student, radial)
+
+
+def chunk_rows(device: torch.device, groups: int) -> int:
+    """Rows of so many groups to take through at once."""
+    return max(1, CHUNKS.get(device.type, CHUNKS["cuda"]) // groups)
 
 
 def noise(first: int, after: int, seed: int, groups: int, dim: int, device: torch.device) -> Tensor:

@@ -14,14 +14,13 @@ from torch import Tensor
 from rmdm.backbone.latent import projection
 from rmdm.config import Config, load_config
 from rmdm.data.prepare import shard_dir
-from rmdm.data.shards import Manifest, write_json
-from rmdm.encoders.cache import ArrayManifest, LatentRows, find_cache, fit_indices
-from rmdm.encoders.encode import config_facts
+from rmdm.data.shards import write_json
+from rmdm.encoders.cache import ArrayManifest, LatentRows, fit_indices
 from rmdm.encoders.whitening import Whitening
 from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow import plots, report
 from rmdm.meanflow.compare import Draws, compare_draws
-from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.flow import Flow, fingerprint
 from rmdm.meanflow.gaussianity import Gaussianity, normal
 from rmdm.meanflow.recipes import RECIPES
 
@@ -59,11 +58,6 @@ def measure_latents(
             raise DataError(
                 f"{other} was trained on other embeddings than {run} ({other_cache}, {cache}); compare alike"
             )
-        if flow.settings.cache != ArrayManifest.load(cache).fingerprint:
-            raise DataError(
-                f"{other} was trained on embeddings that {cache} does not hold; restore them, or align again with "
-                "another --out"
-            )
         if beside.meanflow.direction == "draw":
             continue
         name = row_name(flow, other, runs)
@@ -78,7 +72,7 @@ def measure_latents(
     )
     text = [report.render(tables, gated)] if gated else []
     result: dict[str, Any] = {"rows": half, "latents": {name: report.to_json(g) for name, g in tables.items()}}
-    result["gated"] = gated or None
+    result["gated"], result["flow"] = gated or None, fingerprint(run / "flow")
     result["gate"] = [str(failure) for failure in report.gate(tables[gated])] if gated else []
     flow = Flow.load(run / "flow", device)
     if draws and can_draw(config, flow):
@@ -112,7 +106,7 @@ def can_draw(config: Config, flow: Flow) -> bool:
 
 def measure_draws(flow: Flow, held: Tensor, train: LatentRows, device: torch.device) -> dict[str, Draws]:
     """Draws in 1, 2, 4 and 16 evaluations against held-out embeddings."""
-    known = train.take(fit_indices(len(train), 300_000))
+    known = train.take(fit_indices(len(train), min(300_000, (1 << 28) // (train.groups * train.dim))))
     return {str(steps): compare_draws(flow.draw(len(held), seed=0, steps=steps), held, known) for steps in DRAW_STEPS}
 
 
@@ -155,14 +149,22 @@ def open_run(run: Path) -> tuple[Config, Path]:
     if not (run / "flow" / "flow.json").is_file():
         raise DataError(f"{run} holds no finished flow; train one with 'rmdm align PRESET --out {run}'")
     config = load_config(run / "flow")
-    shards = shard_dir(config.data)
-    return config, find_cache(shards, config_facts(config, Manifest.load(shards)))
+    made_from = Flow.load(run / "flow").settings.cache
+    for path in sorted(shard_dir(config.data).glob("latents-*/manifest.json")):
+        if ArrayManifest.load(path.parent).fingerprint == made_from:
+            return config, path.parent
+    folder = shard_dir(config.data)
+    raise DataError(
+        f"{run} was trained on embeddings that {folder} does not hold; restore them, or align again with another --out"
+    )
 
 
 def gate_warnings(run: Path) -> list[str]:
-    """What the last report on a run's latents found wrong; empty without a report."""
+    """What the last report on a run's latents found wrong, or that there is none on the flow it has now."""
     try:
         result = json.loads((run / "latents" / "report.json").read_text(encoding="utf-8"))
-        return [str(line) for line in result["gate"]]
+        if result["flow"] == fingerprint(run / "flow"):
+            return [str(line) for line in result["gate"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        pass
+    return [f"not measured yet; see 'rmdm latents {run}'"]

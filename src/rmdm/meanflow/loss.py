@@ -63,11 +63,14 @@ class MeanFlowObjective(nn.Module):
         self.enter = Enter(enter)
 
     def forward(self, batch: FlowBatch, per_row: Tensor) -> Tensor:
-        """sum over rows of the mean squared error, times `per_row`."""
-        return (self.errors(batch) * per_row).sum()
+        """sum over rows of the mean squared error, times `per_row` and the adaptive weight, if there is one."""
+        error_B = self.errors(batch)
+        if self.adaptive:
+            error_B = error_B / (batch.e_BGD[0].numel() * error_B.detach() + 1e-3) ** self.adaptive
+        return (error_B * per_row).sum()
 
     def errors(self, batch: FlowBatch) -> Tensor:
-        """The (weighted) squared error of each row, averaged over its numbers."""
+        """The squared error of each row, averaged over its numbers."""
         net, e = self.backbone, self.enter(batch.e_BGD)
         z0 = normal(batch.noise_key_B, tuple(e.shape[1:]), NOISE_STREAM)
         point = self.path.at(z0, e, batch.t_B[:, None, None])
@@ -78,9 +81,4 @@ class MeanFlowObjective(nn.Module):
             slope = time_derivative(net, point.z[:J], point.v[:J], batch.r_J, batch.t_B[:J])
             gap = (batch.t_B[:J] - batch.r_J)[:, None, None]
             target = torch.cat((point.v[:J] - gap * slope.float(), point.v[J:]))
-        square = (net(point.z, r_B, batch.t_B).float() - target).square()
-        error_B = square.flatten(1).mean(1)
-        if self.adaptive:
-            total_B = square.flatten(1).sum(1).detach()
-            return error_B / (total_B + 1e-3) ** self.adaptive
-        return error_B
+        return (net(point.z, r_B, batch.t_B).float() - target).square().flatten(1).mean(1)

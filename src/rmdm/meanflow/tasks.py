@@ -33,6 +33,8 @@ FREE_FIELDS = {
 }  # fmt: skip
 VALIDATION_STEP = 1 << 40
 """The step whose draws validation uses: one that training never reaches."""
+VALID_GROUP_ROWS = 65_536
+"""Most group rows a validation takes through at once."""
 MOST_CALIBRATION = 16_384
 SMALL = 1 << 15
 """Group rows of a step below which a GPU waits for its host."""
@@ -136,7 +138,7 @@ class FlowTask:
         """The loss on held-out rows, with draws that are always the same."""
         if self.valid is None:
             return None
-        count = min(self.settings.valid_rows, len(self.valid))
+        count = min(self.settings.valid_rows, len(self.valid), max(16, VALID_GROUP_ROWS // self.valid.groups))
         indices = (2 * np.arange(count) + 1) * len(self.valid) // (2 * count)
         batch = self.batch(self.valid, indices, np.arange(count), self.config.seed, VALIDATION_STEP, count)
         loss = float(averaged.errors(batch.to(next(averaged.parameters()).device)).mean())

@@ -18,7 +18,7 @@ from rmdm.errors import ConfigError
 from rmdm.meanflow import align as aligning
 from rmdm.meanflow import radial
 from rmdm.meanflow.align import align
-from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.flow import Flow, fingerprint
 from rmdm.meanflow.radial import chi_quantile
 from rmdm.meanflow.tasks import calibration_rows
 from rmdm.training.distributed import World
@@ -64,7 +64,7 @@ def test_z0_of_every_row_is_stored_with_the_flow_that_made_it(embed, tmp_path):
     done = run(settings, cache, tmp_path / "run")
     flow = Flow.load(done.flow)
     manifest = ArrayManifest.load(cache, done.kind)
-    assert manifest.facts["flow"].startswith(done.kind.removeprefix("z0-"))
+    assert manifest.facts["flow"] == fingerprint(done.flow)
     assert flow.settings.cache == ArrayManifest.load(cache).fingerprint
     for split in ("train", "valid"):
         z = flow.to_latent(rows_of(cache, split))
@@ -180,13 +180,28 @@ def test_a_stop_between_parts_goes_on_where_it_was(embed, tmp_path, monkeypatch)
     torch.testing.assert_close(rows_of(cache, "train", done.kind), z, rtol=2e-3, atol=2e-3)
 
 
-def test_a_student_of_another_teacher_is_refused(embed, tmp_path):
+def test_a_flow_that_is_trained_on_gets_a_student_of_its_own(embed, tmp_path):
     cache = embed(config())
     run(config(direction="both"), cache, tmp_path / "run")
-    with pytest.raises(ConfigError, match="was trained with another teacher"):
-        run(config(direction="both", steps=12), cache, tmp_path / "run")
-    with pytest.raises(ConfigError, match="was trained with another teacher"):
-        run(config(direction="both", steps=12), cache, tmp_path / "run")
+    run(config(direction="both", steps=12), cache, tmp_path / "run")
+    run(config(direction="both", steps=12), cache, tmp_path / "at once")
+    longer, fresh = (Flow.load(tmp_path / name / "flow") for name in ("run", "at once"))
+    assert longer.settings == fresh.settings
+    for name, value in fresh.student.state_dict().items():
+        assert torch.equal(longer.student.state_dict()[name], value)
+
+
+def test_arrays_of_other_settings_lie_side_by_side_and_damaged_ones_are_written_again(embed, tmp_path):
+    settings = config()
+    cache = embed(settings)
+    first = run(settings, cache, tmp_path / "run")
+    before = (cache / f"train.{first.kind}").read_bytes()
+    other = dataclasses.replace(settings, seed=settings.seed + 1)
+    assert run(other, cache, tmp_path / "other").kind != first.kind
+    assert (cache / f"train.{first.kind}").read_bytes() == before
+    (cache / f"train.{first.kind}").write_bytes(before[:10])
+    assert run(settings, cache, tmp_path / "run").kind == first.kind
+    assert (cache / f"train.{first.kind}").read_bytes() == before
 
 
 def test_other_embeddings_are_refused(embed, shards, tmp_path):

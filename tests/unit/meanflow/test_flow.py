@@ -117,7 +117,7 @@ def test_maps_are_applied_around_the_network_unless_told_not_to_mend():
 def test_rows_do_not_depend_on_how_many_go_through_together(monkeypatch):
     flow, e = full_flow(), DATA.rows(100, 0)
     whole, drawn = flow.to_latent(e), flow.draw(100, seed=3)
-    monkeypatch.setattr(flows, "CHUNKS", {"cpu": 7})
+    monkeypatch.setattr(flows, "CHUNKS", {"cpu": 14, "cuda": 14})
     torch.testing.assert_close(flow.to_latent(e), whole, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(flow.draw(100, seed=3), drawn, rtol=1e-4, atol=1e-5)
 

@@ -8,7 +8,7 @@ import torch
 
 from rmdm.config import Config, MeanFlowConfig
 from rmdm.errors import DataError
-from rmdm.meanflow.flow import Flow, FlowSettings
+from rmdm.meanflow.flow import Flow, FlowSettings, fingerprint
 from rmdm.meanflow.latents import can_draw, gate_warnings, open_run, row_name, topics_told
 from tests.reference.gaussian import small_net
 
@@ -42,13 +42,16 @@ def test_only_what_was_trained_from_noise_to_embeddings_can_draw(recipe, directi
 
 
 def test_warnings_are_those_of_the_last_report(tmp_path):
-    assert gate_warnings(tmp_path) == []
+    unmeasured = [f"not measured yet; see 'rmdm latents {tmp_path}'"]
+    assert gate_warnings(tmp_path) == unmeasured
     folder = tmp_path / "latents"
     folder.mkdir()
-    for text in ("{", "[]", "{}"):
+    flow().save(tmp_path / "flow")
+    for text in ("{", "[]", "{}", json.dumps({"gate": ["of another flow"], "flow": "0"})):
         (folder / "report.json").write_text(text)
-        assert gate_warnings(tmp_path) == []
-    (folder / "report.json").write_text(json.dumps({"gate": ["variance 0.5 is below 0.95"]}))
+        assert gate_warnings(tmp_path) == unmeasured
+    found = {"gate": ["variance 0.5 is below 0.95"], "flow": fingerprint(tmp_path / "flow")}
+    (folder / "report.json").write_text(json.dumps(found))
     assert gate_warnings(tmp_path) == ["variance 0.5 is below 0.95"]
 
 

@@ -66,7 +66,7 @@ def test_each_fault_is_named(spoil, figure):
 def test_at_the_size_of_the_issue_the_limits_are_the_issues():
     g = report.measure(normal((100, 4, 128), 0), classify=False, slices=2)
     g = dataclasses.replace(g, rows=16_384, correlation=dataclasses.replace(g.correlation, floor=0.006))
-    assert dataclasses.astuple(report.Limits.of(g)) == (0.05, 1.5, 1.5, 0.15, 0.03, 0.55)
+    assert dataclasses.astuple(report.Limits.of(g)) == (0.05, 1.5, 1.5, 1.5, 0.15, 0.03, 0.55)
     few = report.Limits.of(dataclasses.replace(g, rows=1024))
     assert few.variance == pytest.approx(stats.chi2(1024).isf(0.0025 / 512) / 1024 - 1, rel=0.02)
 
