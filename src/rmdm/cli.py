@@ -183,6 +183,12 @@ def preset_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", help="run directory (default: runs/<name>)")
 
 
+def encode_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `encode`, which writes beside the shards."""
+    parser.usage = "%(prog)s PRESET [--json] [--FIELD VALUE ...]"
+    parser.epilog = "PRESET: a preset's name, a YAML file or a run directory. The fields follow below."
+
+
 def train_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the verbs that train."""
     preset_flags(parser)
@@ -297,7 +303,7 @@ def presets_flags(parser: argparse.ArgumentParser) -> None:
 VERBS: dict[str, Verb] = {
     "run": Verb("run a whole preset, stage by stage, skipping what is done", True, train_flags, run_all),
     "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare),
-    "encode": Verb("embed every row with a pretrained encoder", True, preset_flags, run_encode),
+    "encode": Verb("embed every row with a pretrained encoder", True, encode_flags, run_encode),
     "align": Verb("train the flow that makes the embeddings Gaussian", True, train_flags, run_align),
     "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents),
     "train": Verb("train a model on prepared shards", True, train_flags, run_train),

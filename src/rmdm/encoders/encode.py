@@ -38,7 +38,7 @@ def config_facts(config: Config, shards: Manifest) -> Facts:
     latent = config.latent
     return {
         **({"encoder name": config.encoder.name} if config.encoder.name else {}),
-        "precision": config.encoder.precision,
+        **({"precision": config.encoder.precision} if config.encoder.precision != "auto" else {}),
         **({"channels": config.encoder.channels} if config.encoder.channels else {}),
         "groups": latent.groups,
         "dim": latent.dim,
@@ -58,7 +58,7 @@ def config_facts(config: Config, shards: Manifest) -> Facts:
 def cache_facts(config: Config, shards: Manifest, encoder: Encoder) -> Facts:
     """What decides the content of a cache, the encoder's own fingerprint included."""
     own = {"encoder name": encoder.name, "encoder": encoder.fingerprint, "channels": encoder.dim}
-    return {**config_facts(config, shards), **own}
+    return {**config_facts(config, shards), **own, "precision": encoder.precision}
 
 
 def cache_dir(shards: Path, facts: Facts) -> Path:

@@ -35,6 +35,8 @@ class Encoder(Protocol):
 
     dim: int
     """Channels D of its output, after `encoder.channels`."""
+    precision: str
+    """Of its matrix products: "bf16" or "fp32"."""
     context: int
     """Most tokens it can read, special tokens included."""
     fingerprint: str

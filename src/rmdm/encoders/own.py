@@ -36,6 +36,7 @@ class OwnEncoder:
     ) -> None:
         model = load_model(folder, device)
         self.name, self.device, self._precision = name, device, precision
+        self.precision = "bf16" if precision == torch.bfloat16 else "fp32"
         self._backbone = model.backbone.requires_grad_(False)
         self._pads, self._pad_id = model.config.data.layout == "padded", model.tokenizer.pad_id
         self.dim = check_channels(name, channels, model.config.model.width)

@@ -56,6 +56,7 @@ class PretrainedEncoder:
         files = weight_files(folder)
         if not files:
             raise _no_weights(name, folder)
+        self.precision = "bf16" if precision == torch.bfloat16 else "fp32"
         self._model, settings = load_network(name, folder, precision)
         self.dim = check_channels(name, channels, int(settings.hidden_size))
         self.context = _context(self._model, settings)

@@ -118,7 +118,8 @@ def figure_qq(z0_NGD: torch.Tensor, e_NGD: torch.Tensor, path: str | Path, *, po
     x_P = np.linspace(edges[0], edges[-1], 600)
     right.plot(x_P, chi_density(x_P, axes), color=IDEAL, lw=1.5, label=f"chi law, {axes:,} degrees of freedom")
     right.set(xlabel="norm of a row", ylabel="density", title="norms")
-    right.legend(frameon=False)
+    right.set_ylim(top=1.35 * right.get_ylim()[1])  # room for the legend
+    right.legend(frameon=False, loc="upper left")
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     return _save(plt, figure, path)

@@ -22,7 +22,7 @@ from rmdm.encoders.encoder import Pieces
 class Toy:
     """Each model token is one token of the encoder; context comes from the token before."""
 
-    context = 4096
+    context, precision = 4096, "fp32"
 
     def __init__(self, dim: int = 12, *, seed: int = 0, name: str = "toy", sleep: float = 0.0) -> None:
         self.dim, self.name, self.sleep = dim, name, sleep
