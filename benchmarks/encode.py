@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from meanflow_step import matmul_rate, synchronize
+from machine import matmul_rate, synchronize
 from tokenizers import models, pre_tokenizers, processors
 
 from rmdm.data.tokenizer import Tokenizer

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import matmul_rate, synchronize
 
 from rmdm.config import Config, FlowModelConfig, LatentConfig, LoopConfig, MeanFlowConfig
 from rmdm.meanflow.recipes import RECIPES
@@ -53,27 +54,6 @@ class Task(FlowTask):
     def __init__(self, config: Config, rows: RandomRows, share: float, graphs: bool) -> None:
         super().__init__(config, rows, None, {}, None, "align")
         self.recipe, self.is_small = replace(RECIPES["robust"], identity=share), self.is_small and graphs
-
-
-def matmul_rate(device: torch.device, size: int) -> float:
-    """Operations a second of a `size`-cubed bf16 product of random matrices, median of 20."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(5):
-        a @ b
-    times = []
-    for _ in range(20):
-        synchronize(device)
-        began = time.perf_counter()
-        a @ b
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    return 2 * size**3 / float(np.median(times))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU; a CPU never lags."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def build_trainer(args: argparse.Namespace, here: World, out: Path, share: float, mode: str) -> Trainer:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from machine import matmul_rate, synchronize
 
 from rmdm.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from rmdm.processes.mdlm import most_masks
@@ -36,27 +37,6 @@ class RandomRows:
     def take(self, indices: np.ndarray) -> np.ndarray:
         """The rows at `indices`."""
         return self.rows[indices]
-
-
-def matmul_rate(device: torch.device, size: int) -> float:
-    """Operations a second of a `size`-cubed bf16 product of random matrices, median of 20."""
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(5):
-        a @ b
-    times = []
-    for _ in range(20):
-        synchronize(device)
-        began = time.perf_counter()
-        a @ b
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    return 2 * size**3 / float(np.median(times))
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for a GPU; a CPU never lags."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def needed_operations(config: Config, vocab: int) -> float:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +33,11 @@ from rmdm.data.shards import (
 from rmdm.data.sources import Block, Part, Source, open_source
 from rmdm.data.tokenizer import Tokenizer, build_tokenizer, load_pretrained
 from rmdm.data.workers import Encoder, Workers, default_workers
-from rmdm.data.writer import PartWriter, finished, writing
+from rmdm.data.writer import PartWriter, await_file, finished, writing
 from rmdm.errors import ConfigError, DataError, RMDMError
 
 SMALL_BYTES = 1 << 20
 """Corpora smaller than this are tokenised in this process: starting workers would take longer."""
-PATIENCE = 10.0
-"""Seconds to wait for another machine's files to show up on a shared file system."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def prepare(
             _begin(folder, config, train, valid, show)
         barrier()
     else:
-        _await(folder / "tokenizer" / "tokenizer_meta.json")
+        await_file(folder / "tokenizer" / "tokenizer_meta.json")
     done = train is None or (folder / "manifest.json").exists()
     if train is not None and not done:
         _refuse_differences(folder, read_json(folder / "plan.json"), _plan(config, train, valid))
@@ -97,7 +94,7 @@ def prepare(
     if rank == 0 and train is not None and not done:
         _join(folder, config, Tokenizer.load(folder / "tokenizer"), train, valid)
     barrier()
-    _await(folder / "manifest.json")
+    await_file(folder / "manifest.json")
     manifest = Manifest.load(folder)
     _compare(folder, config.tokenizer, manifest, _asked(config, train, valid))
     manifest.check_files(folder)
@@ -255,7 +252,7 @@ def _join(folder: Path, config: DataConfig, tokenizer: Tokenizer, train: Source,
     """Write the manifest that makes one corpus of the parts, after checking that it has rows to offer."""
     parts: list[PartCounts] = []
     for stem, _ in _stems(train, valid):
-        _await(folder / f"{stem}.json")
+        await_file(folder / f"{stem}.json")
         parts.append(PartCounts(**read_json(folder / f"{stem}.json")))
     own = parts[: len(train.parts)]
     documents = sum(part.documents for part in own)
@@ -346,18 +343,6 @@ def _summary(folder: Path, manifest: Manifest, done: bool) -> str:
         f"to train on, {valid.rows:,} held out; {lost}; tokenizer {manifest.tokenizer['name']} "
         f"({manifest.tokenizer['size']:,} tokens){'; made before' if done else ''}"
     )
-
-
-def _await(path: Path) -> None:
-    """Wait a little for a file another rank has written; machines that share no folder never see it."""
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise DataError(
-                f"{path} was written by another rank but is not visible here; "
-                "give every machine the same corpus and set data.dir to a folder they share"
-            )
-        time.sleep(0.2)
 
 
 def _silent(_: str) -> None:

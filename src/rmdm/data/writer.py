@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,16 +19,32 @@ CHECKPOINT_BYTES = 8 << 20
 """Text tokenised between checkpoints of a part: the most a kill can cost."""
 
 
+PATIENCE = 10.0
+"""Seconds to wait for another machine's files to show up on a shared file system."""
+
+
 @contextlib.contextmanager
-def writing(folder: Path) -> Generator[None]:
+def writing(folder: Path, what: str = "token shards") -> Generator[None]:
     """Turn a full disk, a quota or a read-only folder into one line."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"cannot write token shards to {folder} ({error.strerror or error}); make room or set another data.dir; "
+            f"cannot write {what} to {folder} ({error.strerror or error}); make room or set another data.dir; "
             "the same command goes on where it stopped"
         ) from None
+
+
+def await_file(*paths: Path) -> None:
+    """Wait a little for one of the files another rank has written; machines that share no folder never see it."""
+    deadline = time.monotonic() + PATIENCE
+    while not any(path.exists() for path in paths):
+        if time.monotonic() > deadline:
+            raise DataError(
+                f"{paths[0]} was written by another rank but is not visible here; "
+                "give every machine the same corpus and set data.dir to a folder they share"
+            )
+        time.sleep(0.2)
 
 
 def finished(folder: Path, stem: str, dtype: str) -> bool:

@@ -13,13 +13,10 @@ work, be killed, and go on.
 Shapes: n rows, G groups, D dimensions of a group.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Generator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -28,14 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rmdm.data.shards import read_json, write_json
+from rmdm.data.writer import await_file, writing
 from rmdm.errors import DataError
 
 FORMAT = 1
 """Version of the folder's format; a cache of another version is made anew."""
 PART_ROWS = 4096
 """Rows of a part, the unit of work: whatever the number of ranks, so that they cannot change the result."""
-PATIENCE = 10.0
-"""Seconds to wait for another machine's files to show up on a shared file system."""
 NAMES = {"encoder name"}
 """Facts that are for people: they may change (a folder moves) and the content stay the same."""
 DTYPES = {"fp16": np.dtype("<f2"), "int8": np.dtype("i1")}
@@ -261,7 +257,7 @@ class RowsWriter:
         is_there = self._path.exists() and self._path.stat().st_size == size
         if not (is_there and plan.exists() and plan.read_text(encoding="utf-8") == content):
             self.clear()
-        with writing(self._path.parent):
+        with writing(self._path.parent, "latents"):
             self._marks.mkdir(parents=True, exist_ok=True)
             plan.write_text(content, encoding="utf-8")
             with open(self._path, "ab") as file:
@@ -282,7 +278,7 @@ class RowsWriter:
         first, after = self.span(part)
         if stored_nGD.shape != (after - first, self.spec.groups, self.spec.dim):
             raise ValueError(f"part {part} has {after - first} rows, got an array of shape {stored_nGD.shape}")
-        with writing(self._path.parent):
+        with writing(self._path.parent, "latents"):
             with open(self._path, "r+b") as file:
                 file.seek(first * self.spec.row_bytes)
                 file.write(np.ascontiguousarray(stored_nGD, dtype=DTYPES[self.spec.dtype]).data)
@@ -302,30 +298,6 @@ class RowsWriter:
 
     def _mark(self, part: int) -> Path:
         return self._marks / f"{part:06d}.json"
-
-
-@contextlib.contextmanager
-def writing(folder: Path) -> Generator[None]:
-    """Turn a full disk, a quota or a read-only folder into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write latents to {folder} ({error.strerror or error}); make room or set another data.dir; "
-            "the same command goes on where it stopped"
-        ) from None
-
-
-def await_file(*paths: Path) -> None:
-    """Wait a little for one of the files another rank has written; machines that share no folder never see it."""
-    deadline = time.monotonic() + PATIENCE
-    while not any(path.exists() for path in paths):
-        if time.monotonic() > deadline:
-            raise DataError(
-                f"{paths[0]} was written by another rank but is not visible here; "
-                "set data.dir to a folder that all machines share"
-            )
-        time.sleep(0.2)
 
 
 def _verb(kind: str) -> str:

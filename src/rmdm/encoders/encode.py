@@ -16,7 +16,8 @@ from pathlib import Path
 from rmdm.config import Config
 from rmdm.data.progress import RowProgress
 from rmdm.data.shards import Manifest
-from rmdm.encoders.cache import ArrayManifest, Facts, await_file, fingerprint, writing
+from rmdm.data.writer import await_file, writing
+from rmdm.encoders.cache import ArrayManifest, Facts, fingerprint
 from rmdm.encoders.encoder import Encoder
 from rmdm.encoders.online import SPLITS
 from rmdm.encoders.parts import CacheParts, human_bytes
@@ -141,7 +142,7 @@ def _summary(folder: Path, manifest: ArrayManifest, how: str) -> str:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Generator[None]:
     """Hold the folder: a second process that would write the same cache is told to wait."""
-    with writing(folder):
+    with writing(folder, "latents"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     try:

@@ -19,6 +19,7 @@ from torch import Tensor
 from rmdm.config import Config
 from rmdm.data.progress import RowProgress
 from rmdm.data.shards import Manifest, TokenRows, read_json, write_json
+from rmdm.data.writer import await_file, writing
 from rmdm.encoders.cache import (
     DTYPES,
     PART_ROWS,
@@ -26,11 +27,9 @@ from rmdm.encoders.cache import (
     ArraySpec,
     Facts,
     RowsWriter,
-    await_file,
     fingerprint,
     fit_indices,
     refuse_differences,
-    writing,
 )
 from rmdm.encoders.encoder import Encoder
 from rmdm.encoders.offsets import check_groups
@@ -106,7 +105,7 @@ class CacheParts:
                 f"{self.folder} needs {human_bytes(needed)} more, the disk has {human_bytes(free)} free; "
                 "make room, use latent.dtype int8, a smaller latent.dim or latent.store z0, or set another data.dir"
             )
-        with writing(self.folder):
+        with writing(self.folder, "latents"):
             self.fit_folder.mkdir(parents=True, exist_ok=True)
             for left in [*self.folder.glob("*.tmp"), *self.fit_folder.glob("*.tmp")]:
                 left.unlink()  # what a killed run was about to put in its place
@@ -147,7 +146,7 @@ class CacheParts:
         tensors = moments.tensors()
         if sample:
             tensors["sample_ND"] = torch.cat(sample)
-        with writing(self.folder):
+        with writing(self.folder, "latents"):
             if raw is not None:
                 temporary = path.with_suffix(f".raw.{os.getpid()}.tmp")
                 with open(temporary, "wb") as file:
@@ -171,7 +170,7 @@ class CacheParts:
         whitening = Whitening.fit(moments, self.config.latent.dim, self.what)
         if sample:
             whitening = whitening.with_scale(torch.cat(sample))
-        with writing(self.folder):
+        with writing(self.folder, "latents"):
             whitening.save(path)
 
     def encode_rest(self, rank: int, world: int, bar: RowProgress) -> None:
@@ -233,7 +232,7 @@ class CacheParts:
             "clipped share": sum(writer.clipped() for writer in writers) / numbers,
         }
         spec = self.spec(_scale(whitening))
-        with writing(self.folder):
+        with writing(self.folder, "latents"):
             ArrayManifest(
                 fingerprint=fingerprint(self.facts), facts=self.facts, spec=spec, split_rows=self.rows, figures=figures
             ).save(self.folder)

@@ -205,7 +205,7 @@ def test_the_number_of_ranks_changes_nothing(corpus: Path, tmp_path: Path, world
 
 
 def test_machines_that_share_no_folder_are_told(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "PATIENCE", 0.05)
+    monkeypatch.setattr(writer, "PATIENCE", 0.05)
     config = DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=9, dir=str(tmp_path / "only-here"))
     with pytest.raises(DataError, match=r"not visible here; .* set data\.dir to a folder they share"):
         make(config, rank=1, world=2)

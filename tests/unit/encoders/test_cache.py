@@ -128,7 +128,7 @@ def test_parts_left_over_are_shared_by_the_ranks(tmp_path: Path) -> None:
 
 
 def test_clipped_numbers_are_summed_over_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "PATIENCE", 0.01)
+    monkeypatch.setattr("rmdm.data.writer.PATIENCE", 0.01)
     writer = RowsWriter(tmp_path, "train", ArraySpec(kind="e", rows={"train": 9}, groups=1, dim=1, dtype="fp16"))
     writer.create("x")
     writer.write(0, np.ones((8, 1, 1), np.float16), clipped=3)
