@@ -31,7 +31,7 @@ from rmdm.errors import CheckpointError, DataError
 from rmdm.meanflow import flow as flows
 from rmdm.meanflow.affine import Affine, RowMoments
 from rmdm.meanflow.distil import STATES, trajectories
-from rmdm.meanflow.flow import Flow, FlowSettings
+from rmdm.meanflow.flow import DRAW_STEPS, Flow, FlowSettings
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES, transport_steps
@@ -46,8 +46,6 @@ FIT_ROWS = 65_536
 """Rows the moments of z_0 and of draws are taken from."""
 NOISE_SEED = 1 << 40
 """Seed of the noise the student learns from; the next one's draws fit the maps that mend its moments."""
-DRAW_STEPS = (1, 2, 4, 16)
-"""Numbers of evaluations whose draws have their moments mended."""
 INT8_REACH = 4.5
 """int8 covers z_0 to this many standard deviations; a normal number lies beyond once in 150,000."""
 

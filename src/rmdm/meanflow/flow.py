@@ -29,6 +29,8 @@ from rmdm.meanflow.transport import follow, integrate
 FORMAT = 1
 CHUNKS = {"cuda": 32_768, "cpu": 2048}
 """Group rows taken through at once: enough to fill a GPU, few enough to stay in a CPU's cache."""
+DRAW_STEPS = (1, 2, 4, 16)
+"""Numbers of evaluations whose draws are mended and reported."""
 DRAW_STREAM = 9
 """Stream of the noise that draws start from."""
 

@@ -20,13 +20,12 @@ from rmdm.encoders.whitening import Whitening
 from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow import plots, report
 from rmdm.meanflow.compare import Draws, compare_draws
-from rmdm.meanflow.flow import Flow, fingerprint
+from rmdm.meanflow.flow import DRAW_STEPS, Flow, fingerprint
 from rmdm.meanflow.gaussianity import Gaussianity, normal
 from rmdm.meanflow.recipes import RECIPES
 
 ROWS = 16_384
 """Held-out rows the figures are taken from; the classifier is trained on as many others."""
-DRAW_STEPS = (1, 2, 4, 16)
 PICTURE_ROWS = 4000
 Show = Callable[[str], None]
 
