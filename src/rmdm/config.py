@@ -210,8 +210,17 @@ class LatentConfig:
     sigma: float = 1.0
     """Standard deviation of the noise stage II adds to the projected latent."""
     draw: Literal["prior", "flow"] = "prior"
-    """How sampling draws the latent: z_0 from N(0, I) (`prior`, the paper's), or e by the flow from noise (`flow`, for
-    models conditioned on noisy e). For stage II."""
+    """What stage II is conditioned on and how sampling draws it: z_0, from N(0, I) (`prior`, the paper's), or e, by the
+    flow from noise (`flow`)."""
+    independent: bool = False
+    """Draw z from N(0, I) in training too, whatever the text: the baseline that shows what a meaningful latent buys."""
+    dropout: float = 0.1
+    """Share of the rows that are trained without their latent, which gives an unconditional model and guidance."""
+    width: int = 128
+    """Width C of the condition that is made of the latent and from which every block's modulation is made."""
+    given: Literal["prior", "encode", "resample"] | None = "resample"
+    """Where the latent comes from when some tokens are given: null (none), `prior` (drawn as without them), `encode`
+    (from the given text), `resample` (several draws, weighted by how likely each makes the given tokens)."""
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -270,9 +279,9 @@ class Config:
     """One line for `rmdm presets`."""
     seed: int = 0
     """Every random draw of a run follows from it."""
-    process: Literal["mdlm", "ar", "rmdm"] = "mdlm"
-    """Objective: masked diffusion (`mdlm`), autoregressive (`ar`), or masked diffusion given the latent (`rmdm`, whose
-    stage I works in this version and whose training does not yet)."""
+    process: Literal["mdlm", "rmdm", "sedd", "ar"] = "mdlm"
+    """Objective: masked diffusion (`mdlm`), the same given the latent (`rmdm`), score entropy (`sedd`), or
+    autoregressive (`ar`)."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     encoder: EncoderConfig = dataclasses.field(default_factory=EncoderConfig)
     latent: LatentConfig = dataclasses.field(default_factory=LatentConfig)
@@ -437,6 +446,8 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("latent.fit_rows", latent.fit_rows, 2, infinity),
         ("latent.project", 1 if latent.project is None else latent.project, 1, infinity),
         ("latent.sigma", latent.sigma, 0, 1000),
+        ("latent.dropout", latent.dropout, 0, 0.99),
+        ("latent.width", latent.width, 1, 65_536),
         ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
         ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),
         ("meanflow.distil_steps", flow.distil_steps, 1, 10**12),

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import rmdm
 from rmdm.backbone.dit import DiT
+from rmdm.backbone.latent import Latent
+from rmdm.backbone.time import Time
 from rmdm.config import ADAPTER, Config, decode
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError
@@ -32,7 +34,15 @@ def build_backbone(config: Config, vocab_size: int) -> DiT:
     """An untrained backbone for `config`; its weights follow from `config.seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return DiT(config.model, vocab_size, config.data.length, causal=PROCESSES[config.process].causal)
+        causal = PROCESSES[config.process].causal
+        return DiT(config.model, vocab_size, config.data.length, causal, condition(config))
+
+
+def condition(config: Config) -> Latent | Time | None:
+    """What the process conditions its blocks on."""
+    if config.process == "rmdm":
+        return Latent(config.latent, config.seed)
+    return Time(config.latent.width) if config.process == "sedd" else None
 
 
 def save_model(folder: Path, weights: dict[str, Tensor], config: Config, tokenizer: Tokenizer, step: int) -> None:

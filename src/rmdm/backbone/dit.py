@@ -4,24 +4,28 @@ Notable:
 - rotary position embedding; learned positions beside it as a setting, for rows that have a beginning and an end;
 - attention through `scaled_dot_product_attention`, bidirectional (MDLM) or causal (AR, with a key-value cache);
 - layer norms in fp32, no bias in any linear layer;
-- each block has six learned vectors (shift, scale and gate for attention and MLP): adaptive layer norm [Paper §3.4] of
-  a constant. Every block starts as the identity and the (untied) head at zero, so the untrained network is the uniform
-  distribution;
-- no time conditioning: the masks themselves tell the denoiser how far along it is;
+- each block has six learned vectors (shift, scale and gate for attention and MLP), to which it adds a linear map, zero at
+  first, of the condition of each group of positions: adaptive layer norm [Paper §3.4]. The condition comes from the
+  latent (RMDM) or the time (SEDD); the other models have none. Every block starts as the identity and the (untied)
+  head at zero, so the untrained network is the uniform distribution;
+- no time conditioning but SEDD's: the masks themselves tell the denoiser how far along it is;
 - one extra id, `mask_id = V`, beyond the tokenizer's V (AR uses it as the start of a row); the embedding is padded to a
   multiple of 64 rows, and the head never predicts past V;
 - the trunk returns hidden states; `backbone.cross_entropy` runs the head only on the rows that need it.
 
-Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected positions.
+Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected positions, G groups, C numbers of a condition.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rmdm.backbone.dropout import dropout
+from rmdm.backbone.latent import Latent
+from rmdm.backbone.time import Time
 from rmdm.config import ModelConfig
 
 
@@ -82,7 +86,7 @@ class KVCache:
 class Block(nn.Module):
     """h + gate * f(scale * LN(h) + shift) [Paper §3.4, adaLN], first f = attention, then f = MLP."""
 
-    def __init__(self, config: ModelConfig, layer: int, causal: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int, causal: bool, condition: int | None = None) -> None:
         super().__init__()
         D, self.heads, self.layer, self.causal = config.width, config.heads, layer, causal
         hidden = int(config.mlp_ratio * D)
@@ -93,6 +97,7 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, D, bias=False)
         # Rows: shift, scale - 1 and gate - 1 of attention, then of the MLP.
         self.modulation = nn.Parameter(torch.zeros(6, D))
+        self.condition = nn.Linear(condition, 6 * D, bias=False) if condition is not None else None
         self.dropout = config.dropout
 
     def forward(
@@ -102,41 +107,62 @@ class Block(nn.Module):
         sin: Tensor,
         noise_key_B: Tensor | None = None,
         cache: KVCache | None = None,
-        condition_B16D: Tensor | None = None,
+        c_BGC: Tensor | None = None,
+        six_BG6D: Tensor | None = None,
     ) -> Tensor:
         """One block. `noise_key_B` seeds dropout row by row; without it there is none.
 
-        `condition_B16D` is added to the block's own six vectors.
+        `six_BG6D`, or what `modulate` makes of the condition `c_BGC`, is added to the block's own six vectors.
         """
         B, L, D = h_BLD.shape
-        modulation = self.modulation if condition_B16D is None else self.modulation + condition_B16D
-        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)
+        if c_BGC is not None:
+            six_BG6D = self.modulate(c_BGC)
+        G = 1 if six_BG6D is None else six_BG6D.shape[1]
+        modulation = self.modulation if six_BG6D is None else self.modulation + six_BG6D[:, :, None]
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)  # (D), or (B, G, 1, D)
+        h_BGTD = h_BLD.view(B, G, L // G, D)  # so that the groups' vectors reach their positions without being copied
 
-        a = self.norm1(h_BLD) * (1 + scale1) + shift1
+        a = self.norm1(h_BGTD) * (1 + scale1) + shift1
         q, k, v = self.qkv(a.to(h_BLD.dtype)).view(B, L, 3, self.heads, D // self.heads).unbind(2)
         q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and L > 1)
-        a = self.out(a.transpose(1, 2).reshape(B, L, D))
-        h_BLD = (h_BLD + (1 + gate1) * dropout(a, self.dropout, noise_key_B, 2 * self.layer)).to(h_BLD.dtype)
+        a = dropout(self.out(a.transpose(1, 2).reshape(B, L, D)), self.dropout, noise_key_B, 2 * self.layer)
+        h_BGTD = (h_BGTD + (1 + gate1) * a.view_as(h_BGTD)).to(h_BLD.dtype)
 
-        m = self.norm2(h_BLD) * (1 + scale2) + shift2
-        m = self.down(F.gelu(self.up(m.to(h_BLD.dtype))))
-        return (h_BLD + (1 + gate2) * dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)).to(h_BLD.dtype)
+        m = self.norm2(h_BGTD) * (1 + scale2) + shift2
+        m = self.down(F.gelu(self.up(m.to(h_BLD.dtype)))).view(B, L, D)
+        m = dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)
+        return (h_BGTD + (1 + gate2) * m.view_as(h_BGTD)).to(h_BLD.dtype).view(B, L, D)
+
+    def modulate(self, c_BGC: Tensor) -> Tensor:
+        """What the condition of each group adds to the block's six vectors, (B, G, 6, D)."""
+        assert self.condition is not None
+        return self.condition(c_BGC).unflatten(-1, (6, -1))
 
 
 class DiT(nn.Module):
     """Token ids in, hidden states out; `head` holds the output matrix for `backbone.cross_entropy` and `logits`."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, length: int, causal: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        length: int,
+        causal: bool = False,
+        condition: Latent | Time | None = None,
+    ) -> None:
         super().__init__()
         self.config, self.vocab_size, self.length, self.causal = config, vocab_size, length, causal
         self.mask_id = vocab_size
+        self.latent = condition if isinstance(condition, Latent) else None
+        self.time = condition if isinstance(condition, Time) else None
+        C = condition.width if condition is not None else None
         padded = 64 * math.ceil((vocab_size + 1) / 64)
         self.embed = nn.Embedding(padded, config.width)
         self.rotary = Rotary(config.width // config.heads, length)
-        self.blocks = nn.ModuleList(Block(config, layer, causal) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, layer, causal, C) for layer in range(config.layers))
         self.norm = LayerNorm(config.width)
         self.norm_scale = nn.Parameter(torch.ones(config.width))
         self.head = nn.Linear(config.width, padded, bias=False)
@@ -159,22 +185,39 @@ class DiT(nn.Module):
             # Blocks start as the identity through these two matrices; a gate vector at zero would open far more slowly.
             for start_at_zero in (block.out.weight, block.down.weight, block.modulation):
                 nn.init.zeros_(start_at_zero)
+            if block.condition is not None:
+                nn.init.zeros_(block.condition.weight)
         if not self.config.tie_embeddings:
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, x_BL: Tensor, noise_key_B: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """Hidden states (B, L, D) of the last layer, normalised, ready for the head."""
+    def forward(
+        self,
+        x_BL: Tensor,
+        noise_key_B: Tensor | None = None,
+        cache: KVCache | None = None,
+        c_BGC: Tensor | None = None,
+        six: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden states (B, L, D) of the last layer, normalised, ready for the head.
+
+        The condition is given as `c_BGC`, or as what `modulations` made of it once for many calls. Without either, a
+        model that has one runs as if it had none: its six vectors are the trunk's own.
+        """
         start = cache.filled if cache is not None else 0
         cos, sin = self.rotary(start, x_BL.shape[1])
         h_BLD = self.embed(x_BL)
         if self.places is not None:
             h_BLD = h_BLD + self.places[start : start + x_BL.shape[1]]
         h_BLD = h_BLD.to(self.compute_dtype)
-        for block in self.blocks:
-            h_BLD = block(h_BLD, cos, sin, noise_key_B, cache)
+        for layer, block in enumerate(self.blocks):
+            h_BLD = block(h_BLD, cos, sin, noise_key_B, cache, c_BGC, six[layer] if six is not None else None)
         if cache is not None:
             cache.filled += x_BL.shape[1]
         return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
+
+    def modulations(self, c_BGC: Tensor) -> list[Tensor]:
+        """What every block makes of the condition, (B, G, 6, D) each: it does not change from step to step."""
+        return [block.modulate(c_BGC) for block in self.blocks if isinstance(block, Block)]
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Logits over the V real tokens for the given hidden states; [MASK] and padding are never predicted."""

@@ -69,7 +69,7 @@ class FlowNet(nn.Module):
         h = self.enter(z_BGD) + self.places
         cos, sin = self.rotary(0, self.groups)
         for block, modulate in zip(self.blocks, self.modulate, strict=True):
-            h = block(h, cos, sin, condition_B16D=modulate(c_BC).view(len(c_BC), 1, 6, -1))
+            h = block(h, cos, sin, six_BG6D=modulate(c_BC).view(len(c_BC), 1, 6, -1))
         shift, scale = self.leave_modulate(c_BC)[:, None].chunk(2, dim=-1)
         around = self.around(h * (1 + self.around_modulate(c_BC))[:, None])
         return self.leave((self.norm(h) * (1 + scale) + shift).to(h.dtype)) + around

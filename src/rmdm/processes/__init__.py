@@ -3,7 +3,8 @@
 from rmdm.processes.ar import AR
 from rmdm.processes.mdlm import MDLM
 from rmdm.processes.objective import Batch, Draw, Objective, Process
+from rmdm.processes.rmdm import RMDM
 
-PROCESSES: dict[str, Process] = {"mdlm": MDLM(), "ar": AR()}
+PROCESSES: dict[str, Process] = {"mdlm": MDLM(), "rmdm": RMDM(), "ar": AR()}
 
-__all__ = ["AR", "MDLM", "PROCESSES", "Batch", "Draw", "Objective", "Process"]
+__all__ = ["AR", "MDLM", "PROCESSES", "RMDM", "Batch", "Draw", "Objective", "Process"]

@@ -4,6 +4,7 @@ A process decides on the host what the network sees and which positions it must 
 function of (seed, step, row) and every shape is known before the device starts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -43,15 +44,23 @@ class Batch:
     weight_N: Tensor
     """Their weights in the bound, before division by the token count; padding has 0."""
     noise_key_B: Tensor
-    """One key a row for dropout."""
+    """One key a row for dropout and for the latent's noise."""
+    t_B: Tensor | None = None
+    """The time, for models that are told it."""
+    z_BGK: Tensor | None = None
+    """The rows' embeddings or latents, for models that are given them."""
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`; from pinned memory the copy does not wait."""
-        return Batch(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        return self._map(lambda x: x.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
         """The same batch in page-locked memory."""
-        return Batch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+        return self._map(lambda x: x.pin_memory())
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{name: move(x) if x is not None else None for name, x in moved.items()})
 
 
 class Process(Protocol):
@@ -88,4 +97,13 @@ class Objective(nn.Module):
 
     def selected(self, batch: Batch, noise_key_B: Tensor | None) -> Tensor:
         """Hidden states at the selected positions, (N, D)."""
-        return self.backbone(batch.x_BL, noise_key_B).flatten(0, 1)[batch.select_N]
+        h_BLD = self.backbone(batch.x_BL, noise_key_B, c_BGC=self.condition(batch))
+        return h_BLD.flatten(0, 1)[batch.select_N]
+
+    def condition(self, batch: Batch) -> Tensor | None:
+        """What the rows' latents or times are to the blocks [Paper §3.4]; some rows are trained without a latent."""
+        latent, time = self.backbone.latent, self.backbone.time
+        if latent is not None:
+            zt_BGd = latent.noisy(batch.z_BGK, batch.noise_key_B)
+            return latent(zt_BGd, latent.kept(batch.noise_key_B) if self.training else None)
+        return time(batch.t_B) if time is not None else None
