@@ -4,8 +4,8 @@ Notable:
 - rotary position embedding; learned positions beside it as a setting, for rows that have a beginning and an end;
 - attention through `scaled_dot_product_attention`, bidirectional (MDLM) or causal (AR, with a key-value cache);
 - layer norms in fp32, no bias in any linear layer;
-- each block has six learned vectors (shift, scale and gate for attention and MLP), to which it adds a linear map, zero at
-  first, of the condition of each group of positions: adaptive layer norm [Paper §3.4]. The condition comes from the
+- each block has six learned vectors (shift, scale and gate for attention and MLP), to which it adds a linear map, zero
+  at first, of the condition of each group of positions: adaptive layer norm [Paper §3.4]. It comes from the
   latent (RMDM) or the time (SEDD); the other models have none. Every block starts as the identity and the (untied)
   head at zero, so the untrained network is the uniform distribution;
 - no time conditioning but SEDD's: the masks themselves tell the denoiser how far along it is;
