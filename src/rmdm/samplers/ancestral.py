@@ -1,54 +1,117 @@
 """Ancestral sampling of masked diffusion [Paper §2.2, Algorithm 2], select first, then sample.
 
 From time t to s = t - 1/K each masked position unmasks with probability (t - s) / t, whatever the logits say, so the
-step at which a position unmasks is uniform over the K steps and can be drawn up front. A step then runs only the rows
-in which something unmasks, and the head only on those positions. The law is exactly that of ancestral sampling.
+step at which a position unmasks is uniform over the K steps and can be drawn up front. A step then runs the head only
+on the positions that unmask. A row in which a step unmasks nothing is not changed by it, so every row goes straight to
+its next step with something to do. The law is exactly that of ancestral sampling.
 
-The noise belongs to the row: row i of a call depends on (seed, i) alone, not on the batch around it.
+Which row runs when is known before the network first runs, so it is worked out on the host and sent once.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.backbone.dit import DiT
-from rmdm.data.order import uniform
 from rmdm.samplers.categorical import draw_categorical
+from rmdm.samplers.denoiser import Callback, Denoiser, send
+from rmdm.samplers.noise import TOKEN_STREAM, UNMASK_STREAM, row_uniform
+from rmdm.samplers.settings import SampleSettings
 
-# Streams of the counter-based generator that sampling uses; `step` is 0 and counters are row * L + position.
-UNMASK_STREAM, TOKEN_STREAM = 101, 102
+NEVER = -1
+"""Step of a position that is given."""
 
 
 @torch.no_grad()
 def sample_ancestral(
-    backbone: DiT,
-    n: int,
-    steps: int,
-    seed: int,
+    denoiser: Denoiser,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None = None,
     *,
-    temperature: float = 1.0,
-    first_row: int = 0,
-    callback: Callable[[int, Tensor], None] | None = None,
+    skip: bool = True,
 ) -> Tensor:
-    """Draw `n` rows of L tokens in `steps` steps; `callback(step, x_BL)` sees the state after each step.
+    """Fill the masked positions of `x_BL` in `settings.steps` steps; `callback(step, x_BL)` follows each step.
 
-    `first_row` numbers the first row, so that rows first_row.. of a longer request can be drawn in a call of their own.
+    With a callback all rows make the same step at the same time. `skip=False` is the plain algorithm, in which every
+    row runs at every step; the law is the same, and so is the text but for float ties.
     """
-    L, device = backbone.length, backbone.embed.weight.device
-    counters = (first_row + np.arange(n))[:, None] * L + np.arange(L)
-    step_BL = torch.from_numpy(np.floor(uniform(seed, 0, UNMASK_STREAM, counters) * steps).astype(np.int64)).to(device)
-    token_noise_BL = uniform(seed, 0, TOKEN_STREAM, counters)
-    x_BL = torch.full((n, L), backbone.mask_id, device=device)
-    # Only a callback wants to hear of steps in which nothing happens.
-    for step in range(steps) if callback is not None else step_BL.unique().tolist():
-        row_N, place_N = torch.nonzero(step_BL == step, as_tuple=True)
-        if len(row_N):
-            rows, local_N = torch.unique(row_N, return_inverse=True)
-            h_ND = backbone(x_BL[rows])[local_N, place_N]
-            noise_N = token_noise_BL[row_N.cpu().numpy(), place_N.cpu().numpy()]
-            x_BL[row_N, place_N] = draw_categorical(backbone.logits(h_ND), noise_N, temperature)
+    K, (B, L) = settings.steps, x_BL.shape
+    step_BL = np.floor(row_uniform(keys_B, 0, UNMASK_STREAM, L) * K).astype(np.int64)
+    step_BL[(x_BL != denoiser.mask_id).cpu().numpy()] = NEVER
+    if callback is None and skip:
+        step_BL = _without_gaps(step_BL)
+        K = int(step_BL.max(initial=-1)) + 1
+    schedule = _Schedule.of(step_BL, K, row_uniform(keys_B, 0, TOKEN_STREAM, L), x_BL.device)
+    x_BL, everyone = x_BL.clone(), torch.arange(B, device=x_BL.device)
+    for step in range(K):
+        row_N, place_N, local_N, noise_N, rows_R = schedule.at(step)
+        if not skip:
+            local_N, rows_R = row_N, everyone
+        if len(rows_R):
+            some_R = rows_R if len(rows_R) < B else None
+            x_RL = x_BL if some_R is None else x_BL[some_R]
+            token_N = torch.empty_like(place_N)
+            for part, logits in denoiser.chunks(x_RL, some_R, local_N, place_N):
+                token_N[part] = draw_categorical(logits, noise_N[part], settings.temperature, settings.top_p)
+            x_BL[row_N, place_N] = token_N
         if callback is not None:
             callback(step, x_BL)
     return x_BL
+
+
+def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The steps of each row renumbered 0, 1, ... so that none is empty before its last."""
+    order_BL = np.argsort(step_BL, axis=1, kind="stable")
+    sorted_BL = np.take_along_axis(step_BL, order_BL, axis=1)
+    rank_BL = np.cumsum(np.diff(sorted_BL, axis=1, prepend=NEVER) != 0, axis=1)
+    # Positions that never unmask come first and have their own rank.
+    rank_BL -= sorted_BL[:, :1] == NEVER
+    dense_BL = np.empty_like(step_BL)
+    np.put_along_axis(dense_BL, order_BL, np.where(sorted_BL == NEVER, NEVER, rank_BL), axis=1)
+    return dense_BL
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """What unmasks when, on the device: flat lists sorted by step, and where each step begins."""
+
+    row_M: Tensor
+    place_M: Tensor
+    local_M: Tensor
+    """Number of the row among those that run in the step."""
+    noise_M: Tensor
+    rows_Q: Tensor
+    """Rows that run, step after step."""
+    token_start: list[int]
+    row_start: list[int]
+
+    @staticmethod
+    def of(step_BL: NDArray[np.int64], steps: int, noise_BL: NDArray[np.float64], device: torch.device) -> "_Schedule":
+        """The schedule in which position (b, l) unmasks at step_BL[b, l]."""
+        B = len(step_BL)
+        row_M, place_M = np.nonzero(step_BL != NEVER)
+        order_M = np.argsort(step_BL[row_M, place_M], kind="stable")
+        row_M, place_M = row_M[order_M], place_M[order_M]
+        step_M = step_BL[row_M, place_M]
+        run_Q, number_M = np.unique(step_M * B + row_M, return_inverse=True)
+        token_start = np.searchsorted(step_M, np.arange(steps + 1))
+        row_start = np.searchsorted(run_Q, np.arange(steps + 1) * B)
+        return _Schedule(
+            row_M=send(row_M, device),
+            place_M=send(place_M, device),
+            local_M=send(number_M - row_start[step_M], device),
+            noise_M=send(noise_BL[row_M, place_M], device),
+            rows_Q=send(run_Q % max(B, 1), device),
+            token_start=token_start.tolist(),
+            row_start=row_start.tolist(),
+        )
+
+    def at(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """row_N, place_N, local_N and noise_N of the positions that unmask in a step, and its rows_R."""
+        n = slice(self.token_start[step], self.token_start[step + 1])
+        r = slice(self.row_start[step], self.row_start[step + 1])
+        return self.row_M[n], self.place_M[n], self.local_M[n], self.noise_M[n], self.rows_Q[r]

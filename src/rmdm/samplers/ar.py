@@ -1,37 +1,53 @@
 """Autoregressive sampling, one token a step with cached keys and values."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.backbone.dit import DiT, KVCache
-from rmdm.data.order import uniform
-from rmdm.samplers.ancestral import TOKEN_STREAM
+from rmdm.backbone.dit import KVCache
+from rmdm.errors import ConfigError
 from rmdm.samplers.categorical import draw_categorical
+from rmdm.samplers.denoiser import Callback, Denoiser, send
+from rmdm.samplers.noise import TOKEN_STREAM, row_uniform
+from rmdm.samplers.settings import SampleSettings
 
 
 @torch.no_grad()
 def sample_ar(
-    backbone: DiT,
-    n: int,
-    seed: int,
-    *,
-    temperature: float = 1.0,
-    first_row: int = 0,
-    callback: Callable[[int, Tensor], None] | None = None,
+    denoiser: Denoiser,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None = None,
 ) -> Tensor:
-    """Draw `n` rows of L tokens from left to right; `callback(step, x_BL)` sees the state after each token."""
-    L, device = backbone.length, backbone.embed.weight.device
-    noise_BL = uniform(seed, 0, TOKEN_STREAM, (first_row + np.arange(n))[:, None] * L + np.arange(L))
-    cache = KVCache(backbone.config, n, L, device, backbone.compute_dtype)
-    x_BL = torch.full((n, L), backbone.mask_id, device=device)
-    last_B1 = x_BL[:, :1]
-    for place in range(L):
-        logits_BV = backbone.logits(backbone(last_B1, cache=cache)[:, -1])
-        x_BL[:, place] = draw_categorical(logits_BV, noise_BL[:, place], temperature)
-        last_B1 = x_BL[:, place : place + 1]
+    """Continue each row's prefix from left to right; `callback(step, x_BL)` follows each place that is written."""
+    backbone, (B, L) = denoiser.backbone, x_BL.shape
+    prefix_B = _prefix_lengths(x_BL, denoiser.mask_id)
+    first = int(prefix_B.min(initial=L))
+    given_BL = x_BL != denoiser.mask_id
+    noise_BL = send(row_uniform(keys_B, 0, TOKEN_STREAM, L), x_BL.device)
+    cache = KVCache(backbone.config, B, L, x_BL.device, backbone.compute_dtype)
+    # The extra id starts a row; what all rows were given runs with it, in one go.
+    x_BL, new_BT = x_BL.clone(), torch.cat((torch.full_like(x_BL[:, :1], denoiser.mask_id), x_BL[:, :first]), dim=1)
+    for place in range(first, L):
+        logits_BV = backbone.logits(backbone(new_BT, cache=cache)[:, -1])
+        token_B = draw_categorical(logits_BV, noise_BL[:, place], settings.temperature, settings.top_p)
+        x_BL[:, place] = torch.where(given_BL[:, place], x_BL[:, place], token_B)
+        new_BT = x_BL[:, place : place + 1]
         if callback is not None:
-            callback(place, x_BL)
+            callback(place - first, x_BL)
     return x_BL
+
+
+def _prefix_lengths(x_BL: Tensor, mask_id: int) -> NDArray[np.int64]:
+    """How many tokens each row begins with; tokens given after a masked place are refused."""
+    given_BL = (x_BL != mask_id).cpu().numpy()
+    prefix_B = np.logical_and.accumulate(given_BL, axis=1).sum(axis=1)
+    astray = np.flatnonzero(prefix_B != given_BL.sum(axis=1))
+    if len(astray):
+        raise ConfigError(
+            f"row {astray[0]} gives tokens after its masked place {prefix_B[astray[0]]}, but an autoregressive model "
+            "can only continue a prefix; give the beginning alone, or use a masked diffusion model"
+        )
+    return prefix_B

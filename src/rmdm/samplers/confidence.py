@@ -1,0 +1,97 @@
+"""Confidence orders: every step writes the masked positions the model is surest of.
+
+How sure it is of a position follows from its distribution p there, at temperature 1 and before top-p:
+
+    max_prob   max p          margin   p_(1) - p_(2)          entropy   sum p log p
+
+and not from the token that is drawn: the order then leaves each token's law alone, and with one position a step a model
+whose conditionals agree with each other is sampled exactly. Of equally sure positions the leftmost comes first.
+
+After step s = 1..K of a row with M masks, floor(M (1 - s/K)) stay masked. With remasking, each step but the first masks
+a share of the tokens written so far again, those to which the model gave the least probability when they were written
+(tokens given by the request are never touched), and writes as many more. Steps that write nothing are not run.
+
+How many positions each row writes and takes back is known beforehand, so no step waits for the device.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rmdm.samplers.categorical import draw_categorical, probabilities
+from rmdm.samplers.denoiser import Callback, Denoiser, Hidden, send
+from rmdm.samplers.noise import TOKEN_STREAM, row_uniform
+from rmdm.samplers.settings import SampleSettings
+
+
+@torch.no_grad()
+def sample_confidence(
+    denoiser: Denoiser,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None = None,
+) -> Tensor:
+    """Fill the masked positions of `x_BL`, surest first; `callback(step, x_BL)` follows each step."""
+    K, L, device = settings.steps, x_BL.shape[1], x_BL.device
+    free_BL, x_BL = x_BL == denoiser.mask_id, x_BL.clone()
+    free_B = free_BL.sum(dim=1).cpu().numpy()
+    # Probability of each token when it was written.
+    sure_BL = torch.zeros(x_BL.shape, device=device, dtype=torch.float64)
+    for step in range(K):
+        before_B, after_B = free_B * (K - step) // K, free_B * (K - step - 1) // K
+        back_B = np.floor(settings.remask * (free_B - before_B)).astype(np.int64)
+        masked_B = before_B + back_B
+        rows = np.flatnonzero(masked_B > after_B)
+        if len(rows):
+            if back_B.any():
+                written_BL = free_BL & (x_BL != denoiser.mask_id)
+                x_BL[_lowest(torch.where(written_BL, sure_BL, torch.inf), back_B)] = denoiser.mask_id
+            rows_R = send(rows, device)
+            x_RL, noise_RL = x_BL[rows_R], send(row_uniform(keys_B[rows], step, TOKEN_STREAM, L), device)
+            local_N, place_N = _lowest((x_RL != denoiser.mask_id).int(), masked_B[rows])
+            hidden = denoiser.hidden(x_RL, rows_R if len(rows) < len(x_BL) else None, local_N, place_N)
+            number_RL = torch.zeros_like(x_RL).index_put_((local_N, place_N), torch.arange(len(place_N), device=device))
+            unsure_RL = torch.full(x_RL.shape, torch.inf, device=device, dtype=torch.float64)
+            unsure_RL[local_N, place_N] = -_confidence(hidden, settings.sampler)
+            local_M, place_M = _lowest(unsure_RL, (masked_B - after_B)[rows])
+            token_M, p_M = _draw(hidden.at(number_RL[local_M, place_M]), noise_RL[local_M, place_M], settings)
+            x_BL[rows_R[local_M], place_M] = token_M
+            sure_BL[rows_R[local_M], place_M] = p_M
+        if callback is not None:
+            callback(step, x_BL)
+    return x_BL
+
+
+def _confidence(hidden: Hidden, order: str) -> Tensor:
+    """How sure the model is of each of N positions, (N,) in float64."""
+    return torch.cat([confidence(probabilities(logits), order) for _, logits in hidden.chunks()])
+
+
+def confidence(p_NV: Tensor, order: str) -> Tensor:
+    """How sure a distribution is, larger is surer: `max_prob`, `margin` or `entropy`."""
+    if order == "entropy":
+        return -torch.special.entr(p_NV).sum(dim=-1)
+    if order == "max_prob":
+        return p_NV.amax(dim=-1)
+    first_N, second_N = p_NV.topk(2, dim=-1).values.unbind(dim=-1)
+    return first_N - second_N
+
+
+def _draw(hidden: Hidden, noise_M: Tensor, settings: SampleSettings) -> tuple[Tensor, Tensor]:
+    """Tokens for M positions, and the probability of each under the model at temperature 1."""
+    token_M = torch.empty(len(noise_M), device=noise_M.device, dtype=torch.int64)
+    p_M = torch.empty_like(noise_M)
+    for part, logits in hidden.chunks():
+        token_M[part] = draw_categorical(logits, noise_M[part], settings.temperature, settings.top_p)
+        p_M[part] = probabilities(logits).gather(1, token_M[part, None]).squeeze(1)
+    return token_M, p_M
+
+
+def _lowest(score_RL: Tensor, count_R: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Row and place of the count_r lowest scores of each row r, flat; of equal ones the leftmost come first."""
+    order_RL = score_RL.argsort(dim=1, stable=True)
+    nth_M = np.arange(count_R.sum()) - np.repeat(np.cumsum(count_R) - count_R, count_R)
+    local_M = send(np.repeat(np.arange(len(count_R)), count_R), score_RL.device)
+    return local_M, order_RL[local_M, send(nth_M, score_RL.device)]

@@ -1,0 +1,102 @@
+"""The network as samplers see it: modulations made once a request, the head only where a token is wanted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rmdm.backbone.dit import DiT
+
+Callback = Callable[[int, Tensor], None]
+"""Sees the number of the step that has just been made, and the rows."""
+
+# Logits of one chunk: a few float64 copies of them are held while tokens are drawn.
+CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**22}
+
+
+class Denoiser:
+    """A backbone with the conditions of the B rows of a batch; without a condition, a latent's learned null is used.
+
+    `c_BGC` may be one row for all. With guidance g != 1 the logits are l_null + g (l_z - l_null).
+    """
+
+    @torch.no_grad()
+    def __init__(self, backbone: DiT, c_BGC: Tensor | None = None, guidance: float = 1.0) -> None:
+        self.backbone, self.guidance = backbone, guidance
+        self.length, self.mask_id, self.vocab_size = backbone.length, backbone.mask_id, backbone.vocab_size
+        self.device = backbone.embed.weight.device
+        if c_BGC is not None and backbone.latent is None:
+            raise ValueError("a condition was given to a model without a latent")
+        self.null = backbone.modulations(backbone.latent.without(1)) if backbone.latent is not None else None
+        self.six = backbone.modulations(c_BGC) if c_BGC is not None else self.null
+        self.guided = guidance != 1 and c_BGC is not None
+
+    def logits(
+        self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
+    ) -> Tensor:
+        """Logits (N, V) at places (local_N, place_N) of `x_RL`, the rows numbered `rows_R` in the batch (None: all)."""
+        return torch.cat([logits for _, logits in self.chunks(x_RL, rows_R, local_N, place_N, t_R)])
+
+    def chunks(
+        self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The same, a slice of N at a time, so that they need never exist all at once."""
+        return self.hidden(x_RL, rows_R, local_N, place_N, t_R).chunks()
+
+    @torch.no_grad()
+    def hidden(
+        self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
+    ) -> "Hidden":
+        """What the head makes the logits of."""
+        h_ND = self._run(x_RL, self._of_rows(rows_R), t_R)[local_N, place_N]
+        null_ND = self._run(x_RL, self.null, t_R)[local_N, place_N] if self.guided else None
+        return Hidden(self.backbone, h_ND, null_ND, self.guidance)
+
+    def _run(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
+        if self.backbone.time is None:
+            return self.backbone(x_RL, six=six)
+        if t_R is None:
+            raise ValueError("a model that is conditioned on the time needs t_R")
+        return self.backbone(x_RL, c_BGC=self.backbone.time(t_R))
+
+    def _of_rows(self, rows_R: Tensor | None) -> list[Tensor] | None:
+        """The modulations of some rows; those of a single row hold for all."""
+        if self.six is None or rows_R is None or len(self.six[0]) == 1:
+            return self.six
+        return [each[rows_R] for each in self.six]
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Hidden states at N wanted places, and those without the latent where guidance needs them."""
+
+    backbone: DiT
+    h_ND: Tensor
+    null_ND: Tensor | None
+    guidance: float
+
+    def at(self, index_M: Tensor) -> "Hidden":
+        """Those of some of the places."""
+        null_MD = self.null_ND[index_M] if self.null_ND is not None else None
+        return Hidden(self.backbone, self.h_ND[index_M], null_MD, self.guidance)
+
+    @torch.no_grad()
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Logits, a slice of the places at a time."""
+        N, most = len(self.h_ND), CHUNK_ELEMENTS.get(self.h_ND.device.type, 2**22)
+        size = max(1, most // self.backbone.vocab_size)
+        for first in range(0, max(N, 1), size):
+            part = slice(first, min(first + size, N))
+            logits = self.backbone.logits(self.h_ND[part])
+            if self.null_ND is not None:
+                null = self.backbone.logits(self.null_ND[part]).float()
+                logits = null + self.guidance * (logits.float() - null)
+            yield part, logits
+
+
+def send(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array on the device; the copy to a GPU does not wait for what the GPU is still doing."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

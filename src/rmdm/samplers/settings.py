@@ -1,0 +1,72 @@
+"""What a sampling request may ask for, and which of it fits which model."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rmdm.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from rmdm.backbone.dit import DiT
+
+SamplerName = Literal["ancestral", "max_prob", "margin", "entropy", "analytic", "euler", "ar"]
+CONFIDENCE = ("max_prob", "margin", "entropy")
+SCORE = ("analytic", "euler")
+MASKED = ("ancestral", *CONFIDENCE)
+SAMPLERS = (*MASKED, *SCORE, "ar")
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """How to sample, apart from the latent, the given tokens and the seed."""
+
+    sampler: SamplerName = "ancestral"
+    """`ancestral`: the model's own law. `max_prob`, `margin`, `entropy`: surest positions first. `analytic`, `euler`:
+    SEDD's. `ar`: left to right."""
+    steps: int = 16
+    """Denoising steps K; an autoregressive model always takes one a token."""
+    temperature: float = 1.0
+    """Divides the logits."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens that holds this much probability."""
+    remask: float = 0.0
+    """Share of the written tokens, the least sure ones, that each step takes back (confidence orders only)."""
+    guidance: float = 1.0
+    """Weight on the latent: logits = l_null + guidance (l_z - l_null)."""
+
+    def check(self, backbone: "DiT") -> None:
+        """Raise `ConfigError` unless every value keeps its rule and the sampler fits the model."""
+        self._check_values()
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(f"sampler={self.sampler!r} is unknown; {nearest(self.sampler, SAMPLERS)}")
+        fitting, kind = _fitting(backbone)
+        if self.sampler not in fitting:
+            raise ConfigError(f"sampler={self.sampler!r} does not fit {kind}; use {' or '.join(fitting)}")
+        if self.remask > 0 and self.sampler not in CONFIDENCE:
+            raise ConfigError(
+                f"remask={self.remask} needs a sampler that knows how sure it was, not {self.sampler!r}; "
+                f"use {' or '.join(CONFIDENCE)}, or remask=0"
+            )
+        if self.guidance != 1 and backbone.latent is None:
+            raise ConfigError(f"guidance={self.guidance} on a model without a latent; use guidance=1 or an rmdm model")
+
+    def _check_values(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} is below 1; use 16, for example")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"temperature={self.temperature} is not a positive number; use 1.0, for example")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} is not above 0 and at most 1; use 0.9, or 1.0 to keep every token")
+        if not 0 <= self.remask < 1:
+            raise ConfigError(f"remask={self.remask} is not at least 0 and below 1; use 0.1, for example")
+        if not math.isfinite(self.guidance):
+            raise ConfigError(f"guidance={self.guidance} is not a finite number; use 1.0, for example")
+
+
+def _fitting(backbone: "DiT") -> tuple[tuple[str, ...], str]:
+    """The samplers that fit a model, and what kind of model it is."""
+    if backbone.causal:
+        return ("ar",), "an autoregressive model"
+    if backbone.time is not None:
+        return SCORE, "a sedd model"
+    return MASKED, "a masked diffusion model"
