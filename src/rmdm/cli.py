@@ -33,6 +33,8 @@ class Verb:
     takes_config: bool
     flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, dict[str, Any], Show], Outcome]
+    takes_more: bool = False
+    """Whether it takes several presets."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,9 +88,14 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
         if not rest or rest[0].startswith("-"):
             raise ConfigError(f"'rmdm {args[0]}' needs a preset first, for example 'rmdm {args[0]} storyworld-mini'")
         known.preset = rest.pop(0)
+        known.more = []
+        while verb.takes_more and rest and not rest[0].startswith("-"):
+            known.more.append(rest.pop(0))
     if not verb.takes_config and rest:
         raise ConfigError(f"unknown argument {rest[0]!r} for 'rmdm {args[0]}'; {nearest(rest[0].split('=')[0], own)}")
     overrides = read_overrides(rest, own)
+    if getattr(known, "init_from", None) is not None:
+        overrides["train.init_from"] = known.init_from
 
     # With --json, standard output carries the object alone; people read standard error.
     stream = sys.stderr if wants_json else sys.stdout
@@ -189,11 +196,26 @@ def encode_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "PRESET: a preset's name, a YAML file or a run directory. The fields follow below."
 
 
-def train_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of the verbs that train."""
+def align_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `align`."""
     preset_flags(parser)
     parser.usage = "%(prog)s PRESET [--out OUT] [--resume RESUME] [--json] [--FIELD VALUE ...]"
     parser.add_argument("--resume", default="auto", help="auto (default), never, or a checkpoint's folder")
+
+
+def train_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `train`."""
+    align_flags(parser)
+    parser.usage = "%(prog)s PRESET [--out OUT] [--resume RESUME] [--init-from RUN] [--json] [--FIELD VALUE ...]"
+    parser.add_argument("--init-from", help="a trained model of the same trunk to start from (--train.init_from)")
+
+
+def run_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run`."""
+    train_flags(parser)
+    parser.usage = (
+        "%(prog)s PRESET [PRESET ...] [--out OUT] [--resume RESUME] [--init-from RUN] [--json] [--FIELD VALUE ...]"
+    )
 
 
 def sample_flags(parser: argparse.ArgumentParser) -> None:
@@ -265,11 +287,43 @@ def latents_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
-    """`rmdm run`: every stage of a preset, skipping what is done."""
-    from rmdm.stages import run_stages
+    """`rmdm run`: every stage of one preset or of several, skipping what is done."""
+    from rmdm.stages import run_presets
 
-    config = resolve_config(args.preset, overrides)
-    return run_stages(config, run_out(args.preset, args.out, config), args.resume, show)
+    refs = [args.preset, *args.more]
+    configs = [resolve_config(ref, overrides) for ref in refs]
+    if len(refs) == 1:
+        return run_presets([(configs[0], run_out(args.preset, args.out, configs[0]))], args.resume, show)
+    names = [config.name for config in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two of {', '.join(refs)} have the same name; give each preset once")
+    # Several runs lie side by side under --out.
+    return run_presets([(c, Path(args.out or "runs") / c.name) for c in configs], args.resume, show)
+
+
+def run_eval(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm eval stories`: what the stories of some runs are like."""
+    from rmdm.stages import measure_stage
+
+    try:
+        steps = [int(word) for word in args.steps.split(",")] if args.steps else []
+    except ValueError:
+        raise ConfigError(f"--steps {args.steps} is no list of numbers; use 4,8,16, for example") from None
+    if any(count < 1 for count in steps):
+        raise ConfigError(f"--steps {args.steps} holds a number below 1; use 4,8,16, for example")
+    if args.n is not None and args.n < 1:
+        raise ConfigError(f"--n {args.n} is below 1; measure at least one story")
+    runs = [Path(run) for run in args.runs]
+    return {"stories": measure_stage(runs, show, steps=steps, n=args.n, ceiling=args.ceiling)}
+
+
+def eval_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `eval`."""
+    parser.add_argument("what", choices=["stories"], help="stories: figures of storyworld samples, by exact rules")
+    parser.add_argument("runs", nargs="+", help="run directories of models trained on storyworld")
+    parser.add_argument("--steps", help="numbers of steps (default 1,2,4,8,16,32)")
+    parser.add_argument("--n", type=int, help="stories a row (default 512)")
+    parser.add_argument("--ceiling", action="store_true", help="also write with the latents of held-out stories")
 
 
 def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
@@ -301,12 +355,13 @@ def presets_flags(parser: argparse.ArgumentParser) -> None:
 
 
 VERBS: dict[str, Verb] = {
-    "run": Verb("run a whole preset, stage by stage, skipping what is done", True, train_flags, run_all),
+    "run": Verb("run whole presets, stage by stage, skipping what is done", True, run_flags, run_all, True),
     "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare),
     "encode": Verb("embed every row with a pretrained encoder", True, encode_flags, run_encode),
-    "align": Verb("train the flow that makes the embeddings Gaussian", True, train_flags, run_align),
+    "align": Verb("train the flow that makes the embeddings Gaussian", True, align_flags, run_align),
     "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents),
     "train": Verb("train a model on prepared shards", True, train_flags, run_train),
+    "eval": Verb("measure trained models", False, eval_flags, run_eval),
     "sample": Verb("write text with a trained model", False, sample_flags, run_sample),
     "presets": Verb("list the presets, or print one", False, presets_flags, run_presets),
 }

@@ -170,6 +170,8 @@ class TrainConfig(LoopConfig):
     """Steps between printed samples; 0 for none."""
     sample_n: int = 2
     """Samples to print."""
+    init_from: str | None = None
+    """A trained run, or a released model, of the same trunk to start from: an RMDM may start from an MDLM."""
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -212,6 +214,8 @@ class LatentConfig:
     draw: Literal["prior", "flow"] = "prior"
     """What stage II is conditioned on and how sampling draws it: z_0, from N(0, I) (`prior`, the paper's), or e, by the
     flow from noise (`flow`)."""
+    flow: str | None = None
+    """A run whose stage I to use, as several arms or seeds may; null: this run's own."""
     independent: bool = False
     """Draw z from N(0, I) in training too, whatever the text: the baseline that shows what a meaningful latent buys."""
     dropout: float = 0.1
@@ -251,7 +255,7 @@ class MeanFlowConfig:
     draw_steps: int = 4
     """Evaluations of a network in the map from noise to e."""
     distil_steps: int = 4000
-    """Training steps of the network that draws in few steps (robust recipe, directions `draw` and `both`)."""
+    """Training steps of the network that draws in few steps (robust recipe, directions `draw` and `both`); 0: none."""
     distil_rows: int = 131_072
     """Draws of the many-step flow that network learns from."""
     model: FlowModelConfig = dataclasses.field(default_factory=FlowModelConfig)
@@ -267,6 +271,9 @@ class SampleConfig:
     """Denoising steps K (an autoregressive model always takes one a token)."""
     temperature: float = 1.0
     """Divides the logits."""
+    latent_temperature: float | Literal["paper"] = 1.0
+    """tau: the latent is drawn from N(0, tau^2 I). 1 is the prior that training matches; `paper` is the narrower
+    1 / sqrt(1 + sigma^2), which leaves out the noise of training."""
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -319,12 +326,23 @@ def load_config(ref: str | Path) -> Config:
             ) from None
         return decode(_parse_yaml(text, str(path)), str(path))
     if str(ref) in preset_names():
-        return decode(
-            _parse_yaml((PRESETS / f"{ref}.yaml").read_text(encoding="utf-8"), f"preset {ref}"), f"preset {ref}"
-        )
+        return decode(preset_values(str(ref)), f"preset {ref}")
     if path.suffix in {".yaml", ".yml"}:
         raise ConfigError(f"{ref} does not exist; give a YAML file, a run directory or a preset ('rmdm presets')")
     raise ConfigError(f"{str(ref)!r} is no preset, YAML file or run directory; {nearest(str(ref), preset_names())}")
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """The fields of a preset; one that names a `base` changes only what it says."""
+    values = _parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
+    base = values.pop("base", None)
+    return merged(preset_values(base), values) if base is not None else values
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the changes put in, section by section."""
+    both = {name: (base.get(name), value) for name, value in changes.items()}
+    return base | {k: merged(a, b) if isinstance(a, dict) and isinstance(b, dict) else b for k, (a, b) in both.items()}
 
 
 def decode(values: Any, where: str) -> Config:
@@ -354,6 +372,7 @@ def explain(error: ValidationError) -> str:
 def validate(config: Config) -> None:
     """Check the rules that span fields or bound values."""
     model, train, data, optim = config.model, config.train, config.data, config.optim
+    tau = config.sample.latent_temperature
     infinity = float("inf")
     for name, value, low, high in [
         ("model.layers", model.layers, 1, 1000),
@@ -371,6 +390,7 @@ def validate(config: Config) -> None:
         ("train.sample_n", train.sample_n, 1, 10_000),
         ("sample.steps", config.sample.steps, 1, infinity),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
+        ("sample.latent_temperature", 1 if tau == "paper" else tau, 0, 1000),
         ("seed", config.seed, 0, 2**63 - 1),
         *_bounds_of_stage_one(config),
     ]:
@@ -393,7 +413,7 @@ def validate(config: Config) -> None:
                 f"{prefix}train.micro_batch={loop.micro_batch} is outside 1..{prefix}train.batch={loop.batch}"
             )
     groups, project = config.latent.groups, config.latent.project
-    if config.encoder.name is not None and data.length % groups:
+    if (config.encoder.name is not None or config.process == "rmdm") and data.length % groups:
         divisors = [g for g in range(1, data.length + 1) if data.length % g == 0]
         near = [g for g in divisors if g < groups][-1:] + [g for g in divisors if g > groups][:1]
         raise ConfigError(
@@ -407,6 +427,8 @@ def validate(config: Config) -> None:
         raise ConfigError(
             f"meanflow.draw_steps={draw_steps} is odd, and Heun's rule takes two a step; use 4, for example"
         )
+    if config.latent.draw == "flow" and config.latent.store == "z0":
+        raise ConfigError("latent.draw=flow needs the embeddings of all rows; use latent.store=e")
     if config.latent.source == "online" and config.latent.store == "z0":
         raise ConfigError("latent.store=z0 needs latent.source=cache: whoever encodes online stores nothing; drop one")
 
@@ -450,7 +472,7 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("latent.width", latent.width, 1, 65_536),
         ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
         ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),
-        ("meanflow.distil_steps", flow.distil_steps, 1, 10**12),
+        ("meanflow.distil_steps", flow.distil_steps, 0, 10**12),
         ("meanflow.distil_rows", flow.distil_rows, 16, 10**9),
         ("meanflow.model.layers", flow.model.layers, 1, 1000),
         ("meanflow.model.width", flow.model.width, 2, 65_536),
@@ -458,6 +480,16 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("meanflow.model.mlp_ratio", flow.model.mlp_ratio, 0.1, 64),
         *_bounds_of_loop("meanflow.", flow.train, flow.optim),
     ]
+
+
+def needs_latents(config: Config) -> bool:
+    """Whether stage II is trained on the latents of stage I."""
+    return config.process == "rmdm" and not config.latent.independent
+
+
+def stage_one_run(config: Config, out: Path) -> Path:
+    """The run whose stage I is used."""
+    return Path(config.latent.flow) if config.latent.flow is not None else out
 
 
 def field_names(owner: Any, prefix: str = "") -> list[str]:

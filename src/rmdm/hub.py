@@ -1,6 +1,8 @@
 """Released models: a folder of safetensors, JSON and a tokenizer. Loading one executes nothing from it."""
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from rmdm.backbone.time import Time
 from rmdm.config import ADAPTER, Config, decode
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError
+from rmdm.meanflow.flow import Flow
 from rmdm.processes import PROCESSES
+from rmdm.samplers.generate import Writer
+from rmdm.samplers.latents import LatentSource
 
 
 @dataclass
@@ -28,6 +33,17 @@ class Model:
     tokenizer: Tokenizer
     config: Config
     step: int
+    folder: Path
+    """The release it was read from."""
+
+    def writer(self) -> Writer:
+        """What writes with it, in the way it was trained to draw its latents."""
+        latent, config = self.backbone.latent, self.config.latent
+        if latent is None:
+            return Writer(self.backbone)
+        by_flow = config.draw == "flow" and not config.independent
+        flow = Flow.load(self.folder / "flow", latent.matrix.device) if by_flow else None
+        return Writer(self.backbone, LatentSource(latent, flow))
 
 
 def build_backbone(config: Config, vocab_size: int) -> DiT:
@@ -62,6 +78,20 @@ def save_model(folder: Path, weights: dict[str, Tensor], config: Config, tokeniz
     tokenizer.save(folder / "tokenizer")
 
 
+def save_stage_one(folder: Path, flow: Path, cache: Path) -> None:
+    """Put the flow and the whitening beside a release's weights; linked, since every checkpoint holds the same."""
+    (folder / "flow").mkdir()
+    for source, name in (
+        (flow / "flow.safetensors", "flow/flow.safetensors"),
+        (flow / "flow.json", "flow/flow.json"),
+        (cache / "whitening.safetensors", "whitening.safetensors"),
+    ):
+        try:
+            os.link(source, folder / name)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, folder / name)
+
+
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
     """Load a release folder, or the newest checkpoint of a run directory."""
     folder = find_model(Path(path))
@@ -82,7 +112,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
     except (SafetensorError, RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder / 'model.safetensors'} is damaged or of another model: {reason}") from None
-    return Model(backbone.to(device).eval(), tokenizer, config, step)
+    return Model(backbone.to(device).eval(), tokenizer, config, step, folder)
 
 
 def find_model(path: Path) -> Path:

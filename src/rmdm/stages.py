@@ -1,15 +1,13 @@
 """The stages behind the verbs: prepare, train, sample and, for storyworld, measure. Each returns what --json prints."""
 
-import contextlib
 import dataclasses
-import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmdm.config import Config, save_config
+from rmdm.config import Config, needs_latents, save_config, stage_one_run
 from rmdm.errors import ConfigError, DataError
 
 Show = Callable[[str], None]
@@ -43,12 +41,8 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
 
 def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "train") -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
-    if config.process == "rmdm":
-        raise ConfigError(
-            "process=rmdm: this version has its stage I (prepare, encode, align, latents) and not its training; "
-            "use process=mdlm or ar"
-        )
     from rmdm.data.prepare import prepare, shard_dir
+    from rmdm.meanflow.rows import open_stage_one
     from rmdm.training.checkpoint import step_of
     from rmdm.training.distributed import world
     from rmdm.training.language import Corpus, LanguageTask
@@ -60,14 +54,19 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         raise DataError(f"{data_dir} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
     prepare(config.data, progress=False)  # nothing left to do but check that these are the shards the config means
     config = with_shards(config, data_dir)
-    task = LanguageTask(config, Corpus.open(data_dir), verb)
+    corpus = Corpus.open(data_dir)
+    latents = None
+    if needs_latents(config):
+        device = torch_device(config.train.device)
+        latents = open_stage_one(config, stage_one_run(config, out), data_dir, corpus.tokenizer, device)
+    task = LanguageTask(config, corpus, verb, latents)
     finished = find_finished(task, out, resume)
     if finished is not None:
         if is_main():
             show(f"train: already done, {finished}")
         return {"skipped": True, "step": step_of(finished), "run": str(out), "checkpoint": str(finished)}
-    if config.encoder.name is not None and verb == "train" and is_main():
-        warn_of_latents(out, show)
+    if latents is not None and verb == "train" and is_main():
+        warn_of_latents(stage_one_run(config, out), show)
     with world(config.train.device) as here:
         result = train(task, out, here, resume=resume, show=show)
     if not result.finished:
@@ -90,6 +89,14 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         "run": str(out),
         "checkpoint": str(result.checkpoint),
     }
+
+
+def torch_device(name: str) -> Any:
+    """Where a rank that has not joined the others yet will compute."""
+    import torch
+
+    on_gpu = name != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
 
 
 def warn_of_latents(run: Path, show: Show) -> None:
@@ -199,8 +206,24 @@ def with_shards(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, dir=str(folder.resolve())))
 
 
+def run_presets(runs: Sequence[tuple[Config, Path]], resume: str, show: Show) -> Outcome:
+    """Every stage of one preset or of several, and one table of their stories at the end."""
+    outcomes: list[Outcome] = []
+    for config, out in runs:
+        if len(runs) > 1 and is_main():
+            show(f"== {config.name}")
+        outcomes.append(run_stages(config, out, resume, show))
+        if outcomes[-1].get("exit"):
+            return outcomes[-1]
+    whole = outcomes[0] if len(runs) == 1 else {"runs": outcomes}
+    stories = [out for config, out in runs if config.data.storyworld and not config.data.path]
+    if stories and is_main():
+        whole["stories"] = measure_stage(stories, show)
+    return whole
+
+
 def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
-    """Prepare, train, and for storyworld measure; what is done already is skipped and said so."""
+    """Prepare, for RMDM encode and align, and train; what is done already is skipped and said so."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from rmdm.training.distributed import world
 
@@ -214,7 +237,7 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
     prepared = prepare_stage(config, show)
     config = with_shards(config, Path(prepared["data_dir"]))
     outcome: Outcome = {"prepare": prepared, "run": str(out)}
-    if config.encoder.name is not None:
+    if needs_latents(config) and config.latent.flow is None:
         outcome["encode"] = encode_stage(config, show)
         outcome["align"] = align_stage(config, out, resume, show, verb="run")
         if outcome["align"].get("exit"):
@@ -224,41 +247,24 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
                 outcome["latents"] = latents_stage([out], show, draws=False, pictures=False)
             except DataError as error:  # few or no held-out rows: no reason not to train
                 show(f"latents: no report, {error}")
-    if config.process == "rmdm":
-        if is_main():
-            show("run: stage I is done; training with the latent (process=rmdm) is not in this version yet")
-        return outcome
     trained = train_stage(config, out, resume, show, verb="run")
     outcome["train"] = trained
-    if trained.get("exit"):
-        return {**outcome, "exit": trained["exit"]}
-    if config.data.storyworld and not config.data.path and is_main():
-        outcome["consistency"] = measure_stage(out, show)
-    return outcome
+    return outcome | ({"exit": trained["exit"]} if trained.get("exit") else {})
 
 
-def measure_stage(run: Path, show: Show) -> list[Outcome]:
-    """Shares of grammatical and consistent stories against the number of denoising steps."""
+def measure_stage(
+    runs: Sequence[Path], show: Show, *, steps: Sequence[int] = (), n: int | None = None, ceiling: bool = False
+) -> list[Outcome]:
+    """Figures of the stories that runs write, against the number of denoising steps, in one table."""
     import torch
 
-    from rmdm.evaluation.consistency import consistency, render
-    from rmdm.hub import find_model, load_model
-    from rmdm.training.checkpoint import file_signature
+    from rmdm.evaluation.consistency import STEPS, STORIES, measure_runs
+    from rmdm.evaluation.stories import render_stories
 
-    model = load_model(run, "cuda" if torch.cuda.is_available() else "cpu")
-    path, weights = run / "consistency.json", file_signature(find_model(run) / "model.safetensors")
-    rows = None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: measure again
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        rows = saved["rows"] if saved["weights"] == weights else None
-    if rows is not None:
-        show(f"measure: already done, {path}")
-    else:
-        show("measure: writing stories at 1 to 32 steps and checking each of them")
-        rows = consistency(model)
-        path.write_text(json.dumps({"step": model.step, "weights": weights, "rows": rows}, indent=1), encoding="utf-8")
-    show(render(rows, model))
-    return rows
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = measure_runs(runs, device, show, steps=steps or STEPS, n=n or STORIES, ceiling=ceiling)
+    show(render_stories(rows))
+    return [row.to_json() for row in rows]
 
 
 def sample_stage(

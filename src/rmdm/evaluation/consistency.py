@@ -1,51 +1,149 @@
-"""storyworld's own yardstick: which share of the samples is grammatical, and which share tells one consistent story."""
+"""storyworld's own yardstick: what a model's stories are like at 1, 2, 4, ... steps, arm by arm."""
 
+import contextlib
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from rmdm.data.storyworld import storyworld
-from rmdm.errors import ConfigError
-from rmdm.hub import Model
-from rmdm.samplers import sample_rows
+import numpy as np
+import torch
+from torch import Tensor
+
+from rmdm.config import needs_latents, stage_one_run
+from rmdm.data.prepare import shard_dir
+from rmdm.data.shards import TokenRows, read_json, write_json
+from rmdm.data.tokenizer import Tokenizer
+from rmdm.errors import ConfigError, DataError
+from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
+from rmdm.hub import Model, load_model
+from rmdm.meanflow.rows import open_stage_one
+from rmdm.samplers.generate import default_sampler
+from rmdm.samplers.noise import row_keys
+from rmdm.samplers.settings import SampleSettings
+from rmdm.training.checkpoint import file_signature
 
 STEPS = (1, 2, 4, 8, 16, 32)
+STORIES = 512
+TRUE_ARM = "true stories"
 
 
-def consistency(model: Model, steps: tuple[int, ...] = STEPS, n: int = 512, seed: int = 0) -> list[dict[str, Any]]:
-    """One row a number of steps: shares over `n` samples, checked by the grammar and not by another model."""
+class TrainingStories:
+    """The texts a model was trained on, to be asked whether they hold a given one."""
+
+    def __init__(self, rows: TokenRows, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.separator_id = tokenizer, rows.separator_id
+        numbers = np.arange(len(rows))
+        lengths = rows.lengths(numbers)
+        self.known = {row[:stop].tobytes() for row, stop in zip(rows.take(numbers), lengths, strict=True)}
+
+    @staticmethod
+    def open(shards: Path, tokenizer: Tokenizer) -> "TrainingStories":
+        """Of the training split of some shards."""
+        return TrainingStories(TokenRows.open(shards, "train"), tokenizer)
+
+    def __contains__(self, text: object) -> bool:
+        ids = self.tokenizer.encode(str(text))
+        return ids.tobytes() in self.known or np.append(ids, self.separator_id).tobytes() in self.known
+
+
+def consistency(
+    model: Model,
+    training: TrainingStories,
+    steps: Sequence[int] = STEPS,
+    n: int = STORIES,
+    seed: int = 0,
+    *,
+    zt_nGd: Tensor | None = None,
+    arm: str | None = None,
+) -> list[StoryRow]:
+    """One row a number of steps; `zt_nGd` are latents to write with instead of drawn ones."""
     size = model.config.data.storyworld
     if size is None:
         raise ConfigError(f"{model.config.name} was not trained on storyworld, so its stories cannot be checked")
-    world = storyworld(size)
-    rows = []
+    rows, writer = [], model.writer()
+    settings, device = model.config.sample, model.backbone.embed.weight.device.type
     for count in steps if not model.backbone.causal else (model.backbone.length,):
+        how = SampleSettings(default_sampler(model.backbone), count, settings.temperature)
         began = time.perf_counter()
-        x_BL = sample_rows(model.backbone, n, count, seed, model.config.sample.temperature).cpu().numpy()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            x_nL = writer.write(
+                *writer.blank(n, seed), how, tau=settings.latent_temperature, zt_BGd=zt_nGd, batch=n
+            ).cpu()
         seconds = time.perf_counter() - began
-        checks = [world.check(model.tokenizer.decode(row, stop_at_separator=True)) for row in x_BL]
-        rows.append(
-            {
-                "steps": count,
-                "grammatical": sum(c.grammatical for c in checks) / n,
-                "consistent": sum(c.consistent for c in checks) / n,
-                "n": n,
-                "seconds": seconds,
-            }
-        )
+        texts = [model.tokenizer.decode(row, stop_at_separator=True) for row in x_nL.numpy()]
+        figures = measure_stories(texts, size, training)
+        rows.append(StoryRow(arm or model.config.name, count, seconds, figures))
     return rows
 
 
-def render(rows: list[dict[str, Any]], model: Model) -> str:
-    """The table as text, with the two-sided 95% half-width of a share from n samples."""
-    lines = [f"{model.config.process} on storyworld {model.config.data.storyworld}, {rows[0]['n']} stories a row"]
-    lines.append(f"{'steps':>6} {'grammatical':>13} {'consistent':>13} {'stories/s':>10}")
-    for row in rows:
-        shares = (f"{100 * row[k]:5.1f} ±{half_width(row[k], row['n']):4.1f}%" for k in ("grammatical", "consistent"))
-        lines.append(f"{row['steps']:>6} {'':>1}" + "  ".join(shares) + f" {row['n'] / row['seconds']:>10.0f}")
-    return "\n".join(lines)
+def latents_of_rows(model: Model, z_nGK: np.ndarray, seed: int = 0) -> Tensor:
+    """z~ of rows whose embeddings or z_0 are known: what a model would get from a perfect draw."""
+    assert model.backbone.latent is not None
+    device = model.backbone.embed.weight.device
+    keys = torch.from_numpy(row_keys(seed, range(len(z_nGK)))).to(device)
+    return model.backbone.latent.noisy(torch.from_numpy(z_nGK).to(device), keys)
 
 
-def half_width(share: float, n: int) -> float:
-    """95% half-width in percentage points (Agresti-Coull, so that 0 and 1 keep a width)."""
-    p = (share * n + 2) / (n + 4)
-    return 100 * 1.96 * (p * (1 - p) / (n + 4)) ** 0.5
+def true_row(size: str, training: TrainingStories, n: int = STORIES) -> StoryRow:
+    """The same figures of the true generator."""
+    return StoryRow(TRUE_ARM, None, None, measure_stories(true_stories(size, n), size, training))
+
+
+def measure_runs(
+    runs: Sequence[Path],
+    device: torch.device,
+    show: Callable[[str], None],
+    *,
+    steps: Sequence[int] = STEPS,
+    n: int = STORIES,
+    ceiling: bool = False,
+) -> list[StoryRow]:
+    """Rows of every run, and of the true generator. With `ceiling`, those written with held-out stories' latents too.
+
+    What was measured before is kept in the run directory, and read back as long as the weights are the same.
+    """
+    rows: list[StoryRow] = []
+    training: dict[Path, TrainingStories] = {}
+    sizes: dict[str, TrainingStories] = {}
+    for run in runs:
+        model = load_model(run, device)
+        shards, size = shard_dir(model.config.data), model.config.data.storyworld
+        if shards not in training:
+            training[shards] = TrainingStories.open(shards, model.tokenizer)
+        sizes.setdefault(size or "", training[shards])
+        path, weights = run / "stories.json", file_signature(model.folder / "model.safetensors")
+        asked = {"weights": weights, "steps": list(steps), "n": n, "ceiling": ceiling}
+        measured = read_rows(path, asked)
+        if measured is not None:
+            show(f"measure: already done, {path}")
+        else:
+            counts = ", ".join(map(str, steps))
+            show(f"measure: {model.config.name} writes {n} stories at {counts} steps, and each is checked")
+            measured = consistency(model, training[shards], steps, n)
+            if ceiling and needs_latents(model.config):
+                true = held_out_latents(model, run, shards, n)
+                arm = f"{model.config.name}, true latents"
+                measured += consistency(model, training[shards], steps, n, zt_nGd=true, arm=arm)
+            write_json(path, {"asked": asked, "rows": [row.to_json() for row in measured]})
+        rows += measured
+    return rows + [true_row(size, stories, n) for size, stories in sizes.items() if size]
+
+
+def held_out_latents(model: Model, run: Path, shards: Path, n: int) -> Tensor:
+    """z~ of the first n held-out stories."""
+    device = model.backbone.embed.weight.device
+    stage_one = open_stage_one(model.config, stage_one_run(model.config, run), shards, model.tokenizer, device)
+    held = len(stage_one.valid) if stage_one.valid is not None else 0
+    if stage_one.valid is None or held < n:
+        raise DataError(f"{shards} holds out {held} stories, too few for {n} true latents; ask for at most {held}")
+    return latents_of_rows(model, stage_one.valid.take(np.arange(n)))
+
+
+def read_rows(path: Path, asked: dict[str, Any]) -> list[StoryRow] | None:
+    """The rows of an earlier measurement of the same; None where there is none, or it is damaged."""
+    with contextlib.suppress(OSError, DataError, KeyError, TypeError):
+        saved = read_json(path)
+        if saved["asked"] == asked:
+            return [StoryRow.from_json(row) for row in saved["rows"]]
+    return None

@@ -1,4 +1,7 @@
-"""Perplexity of held-out rows: exact for autoregressive models, an upper bound for masked diffusion."""
+"""Perplexity of held-out rows: exact for autoregressive models, an upper bound for masked diffusion.
+
+Given latents that were made of the rows themselves, it is neither: the paper's conditional perplexity.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ import torch
 from rmdm.data.order import permuted
 from rmdm.data.shards import TokenRows
 from rmdm.processes import Draw, Objective, Process
-from rmdm.training.batches import counted
+from rmdm.training.batches import Latents, counted, with_latents
 
 # Validation draws come from a seed of their own, so that every evaluation of a run masks the same positions.
 VALIDATION_SEED = 2**32 + 1
@@ -37,6 +40,7 @@ def perplexity(
     *,
     limit: int,
     pad_in_loss: bool,
+    latents: Latents | None = None,
     batch: int = 64,
     seed: int = VALIDATION_SEED,
 ) -> Perplexity:
@@ -58,7 +62,8 @@ def perplexity(
             chosen = permuted(seed, np.zeros_like(places), places, n)
             x_BL = rows.take(chosen)
             counted_BL = counted(rows, chosen, pad_in_loss)
-            built = process.batch(x_BL, counted_BL, objective.backbone.mask_id, Draw(seed, 0, places, n)).to(device)
+            built = process.batch(x_BL, counted_BL, objective.backbone.mask_id, Draw(seed, 0, places, n))
+            built = with_latents(built, latents, chosen).to(device)
             nll_N = objective.nll(built).double()
             total += float((nll_N * built.weight_N).sum())
             tokens += int(counted_BL.sum())

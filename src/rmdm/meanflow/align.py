@@ -109,7 +109,8 @@ def align(
 
 def needs_student(config: Config) -> bool:
     """Whether few-step draws are asked for that the flow itself does not make."""
-    return config.meanflow.direction != "align" and RECIPES[config.meanflow.recipe].identity == 0
+    meanflow = config.meanflow
+    return meanflow.direction != "align" and RECIPES[meanflow.recipe].identity == 0 and meanflow.distil_steps > 0
 
 
 def train_student(
@@ -198,10 +199,10 @@ def finish(
             new = batches_of(rows, np.arange(learnable, len(rows)))
             lengths = [flow.to_latent(e).flatten(1).norm(dim=1).cpu() for e in new]
             flow.radial = Radial.fit(torch.cat(lengths), rows.groups * rows.dim) if lengths else None
-        if flow.student is not None:
+        if meanflow.direction != "align":
             # In the space the network sees, training rows have mean 0 and unit covariance.
             fitted = min(FIT_ROWS, max(meanflow.distil_rows, 64 * rows.groups * rows.dim))
-            for steps in sorted({*DRAW_STEPS, meanflow.draw_steps}):
+            for steps in sorted({*(DRAW_STEPS if flow.student is not None else ()), meanflow.draw_steps}):
                 noise = flow.noise(fitted, seed=NOISE_SEED + 1).split(flow.chunk)
                 made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
                 flow.maps[f"draw-{steps}"] = Affine.whitening(made)

@@ -22,7 +22,6 @@ from rmdm.meanflow import plots, report
 from rmdm.meanflow.compare import Draws, compare_draws
 from rmdm.meanflow.flow import DRAW_STEPS, Flow, fingerprint
 from rmdm.meanflow.gaussianity import Gaussianity, normal
-from rmdm.meanflow.recipes import RECIPES
 
 ROWS = 16_384
 """Held-out rows the figures are taken from; the classifier is trained on as many others."""
@@ -97,16 +96,15 @@ def row_name(flow: Flow, run: Path, runs: Sequence[Path]) -> str:
 
 
 def can_draw(config: Config, flow: Flow) -> bool:
-    """Whether the flow was trained from noise to e as well."""
-    return flow.student is not None or (
-        config.meanflow.direction != "align" and RECIPES[flow.settings.recipe].identity > 0
-    )
+    """Whether the flow can be followed from noise to e: a velocity can both ways, an average one as it was trained."""
+    return flow.student is not None or config.meanflow.direction != "align"
 
 
 def measure_draws(flow: Flow, held: Tensor, train: LatentRows, device: torch.device) -> dict[str, Draws]:
-    """Draws in 1, 2, 4 and 16 evaluations against held-out embeddings."""
+    """Draws in 1, 2, 4 and 16 evaluations, or as few-step draws were asked for, against held-out embeddings."""
+    counts = DRAW_STEPS if flow.student is not None else (flow.settings.draw_steps,)
     known = train.take(fit_indices(len(train), min(300_000, (1 << 28) // (train.groups * train.dim))))
-    return {str(steps): compare_draws(flow.draw(len(held), seed=0, steps=steps), held, known) for steps in DRAW_STEPS}
+    return {str(steps): compare_draws(flow.draw(len(held), seed=0, steps=steps), held, known) for steps in counts}
 
 
 def draw_pictures(e: Tensor, z: Tensor, whitening: Whitening, folder: Path, show: Show) -> list[str]:

@@ -6,13 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
+from rmdm.backbone.dit import DiT
 from rmdm.config import Config, LoopConfig
 from rmdm.data.shards import Manifest, TokenRows
 from rmdm.data.tokenizer import Tokenizer
+from rmdm.errors import ConfigError
 from rmdm.evaluation.ppl import Perplexity, perplexity
-from rmdm.hub import build_backbone, save_model
+from rmdm.hub import build_backbone, load_model, save_model, save_stage_one
+from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.rows import StageOne
 from rmdm.processes import PROCESSES, Objective
-from rmdm.samplers import sample_rows
+from rmdm.samplers.generate import Writer, default_sampler
+from rmdm.samplers.latents import LatentSource
+from rmdm.samplers.settings import SampleSettings
 from rmdm.training.batches import build_step
 from rmdm.training.resume import lies_in
 from rmdm.training.steps import Plan, Step
@@ -24,6 +30,8 @@ FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path"
 FIXED_TRAIN_FIELDS = {"train.batch"}
 LATENT_FIELDS = {"encoder", "latent", "meanflow"}
 """What processes without a latent do not depend on."""
+FREE_LATENT_FIELDS = {"encoder", "meanflow", "latent.flow", "latent.source", "latent.given"}
+"""What a process with a latent does not depend on, or finds in its identity: which flow made the latents."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +62,19 @@ class LanguageTask:
 
     section, unit, is_small = "", "tokens", False
 
-    def __init__(self, config: Config, corpus: Corpus, verb: str = "train") -> None:
-        self.config, self.corpus, self.verb = config, corpus, verb
+    def __init__(self, config: Config, corpus: Corpus, verb: str = "train", latents: StageOne | None = None) -> None:
+        self.config, self.corpus, self.verb, self.latents = config, corpus, verb, latents
         self.name, self.optim, self.sample_every = config.name, config.optim, config.train.sample_every
         self.settings: LoopConfig = config.train
         self.units_a_row = config.data.length
-        self.identity = corpus.identity
+        self.identity = corpus.identity | (latents.identity if latents is not None else {})
         self.process = PROCESSES[config.process]
+        self.flow: Flow | None = None
 
     def fixed(self, field: str) -> bool:
-        """All but `FREE_FIELDS`, and the latent's settings."""
-        return field in FIXED_TRAIN_FIELDS or not lies_in(field, FREE_FIELDS | LATENT_FIELDS)
+        """All but `FREE_FIELDS`, and the latent's settings where there is none."""
+        latent = FREE_LATENT_FIELDS if self.config.process == "rmdm" else LATENT_FIELDS
+        return field in FIXED_TRAIN_FIELDS or not lies_in(field, FREE_FIELDS | latent)
 
     def again(self, out: Path) -> str:
         """The verb on the run directory."""
@@ -79,13 +89,18 @@ class LanguageTask:
         )
 
     def build(self) -> Objective:
-        """The objective around an untrained backbone."""
-        return Objective(build_backbone(self.config, self.corpus.tokenizer.size))
+        """The objective around an untrained backbone, or around one that starts from another model's weights."""
+        backbone = build_backbone(self.config, self.corpus.tokenizer.size)
+        if self.config.train.init_from is not None:
+            start_from(backbone, self.config.train.init_from, self.corpus.tokenizer)
+        return Objective(backbone)
 
     def step(self, step: int, plan: Plan) -> Step:
         """Rows of the step as the process's batches."""
         mask_id = self.corpus.tokenizer.size  # the backbone's one id beyond the vocabulary
-        return build_step(step, plan, self.corpus.rows, self.process, mask_id, self.config.data.pad_in_loss)
+        rows, pad_in_loss = self.corpus.rows, self.config.data.pad_in_loss
+        latents = self.latents.train if self.latents is not None else None
+        return build_step(step, plan, rows, self.process, mask_id, pad_in_loss, latents)
 
     def validate(self, averaged: Objective) -> Validation | None:
         """Perplexity of held-out rows, or its bound."""
@@ -93,26 +108,63 @@ class LanguageTask:
             return None
         pad_in_loss = self.config.data.pad_in_loss
         valid = perplexity(
-            averaged, self.process, self.corpus.valid_rows, limit=self.settings.valid_rows, pad_in_loss=pad_in_loss
-        )
+            averaged, self.process, self.corpus.valid_rows, limit=self.settings.valid_rows, pad_in_loss=pad_in_loss,
+            latents=self.latents.valid if self.latents is not None else None,
+        )  # fmt: skip
         figures = {"valid_nats": valid.nats, "valid_ppl": valid.ppl, "valid_tokens": valid.tokens}
         return Validation(figures, describe_validation(valid, self.config))
 
     def samples(self, averaged: Objective) -> list[str]:
         """Texts; the same seed each time, so that they can be watched getting better."""
-        n, settings = self.config.train.sample_n, self.config.sample
-        x_BL = sample_rows(averaged.backbone, n, settings.steps, self.config.seed, settings.temperature)
+        backbone, settings = averaged.backbone, self.config.sample
+        writer = Writer(backbone, self.source(backbone))
+        how = SampleSettings(default_sampler(backbone), settings.steps, settings.temperature)
+        x_BL = writer.write(
+            *writer.blank(self.config.train.sample_n, self.config.seed), how, tau=settings.latent_temperature
+        )
         cut = self.config.data.layout == "padded"
         return [self.corpus.tokenizer.decode(row, stop_at_separator=cut) for row in x_BL.cpu().numpy()]
+
+    def source(self, backbone: DiT) -> LatentSource | None:
+        """Where samples get their latents from."""
+        if backbone.latent is None:
+            return None
+        by_flow = self.latents is not None and self.config.latent.draw == "flow"
+        if by_flow and self.flow is None:
+            assert self.latents is not None
+            self.flow = Flow.load(self.latents.flow, backbone.embed.weight.device)
+        return LatentSource(backbone.latent, self.flow)
 
     def release(self, folder: Path, weights: dict[str, Tensor], step: int) -> None:
         """A model that `rmdm.hub` loads."""
         kept = {name.removeprefix("backbone."): value for name, value in weights.items()}
         save_model(folder, kept, self.config, self.corpus.tokenizer, step)
+        if self.latents is not None:
+            save_stage_one(folder, self.latents.flow, self.latents.cache)
+
+
+def start_from(backbone: DiT, ref: str, tokenizer: Tokenizer) -> None:
+    """Take over the weights of a trained model; what only the new one has, its condition, stays as it is."""
+    model = load_model(ref)
+    if model.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(f"train.init_from={ref} has another tokenizer; start from a model of the same data")
+    mine, theirs = backbone.state_dict(), model.backbone.state_dict()
+    extra = [name for name in theirs if name not in mine]
+    other = [name for name, value in theirs.items() if name in mine and mine[name].shape != value.shape]
+    missing = [name for name in mine if name not in theirs and not is_condition(name)]
+    for name in (*other, *extra, *missing):
+        raise ConfigError(f"train.init_from={ref} is of another trunk ({name} differs); use the same model settings")
+    backbone.load_state_dict(theirs, strict=False)
+
+
+def is_condition(name: str) -> bool:
+    """Whether a weight belongs to the condition rather than to the trunk."""
+    return name.startswith(("latent.", "time.")) or ".condition." in name
 
 
 def describe_validation(valid: Perplexity, config: Config) -> str:
     """The validation figure with what it counts."""
     sign = "<= " if valid.is_bound else ""
+    what = "conditional perplexity (given the row's own latent, no bound)" if config.process == "rmdm" else "perplexity"
     pad = f", PAD {'counted' if config.data.pad_in_loss else 'not counted'}" if config.data.layout == "padded" else ""
-    return f"validation perplexity {sign}{valid.ppl:.3f} ({valid.nats:.4f} nats a token, {valid.tokens:,} tokens{pad})"
+    return f"validation {what} {sign}{valid.ppl:.3f} ({valid.nats:.4f} nats a token, {valid.tokens:,} tokens{pad})"

@@ -1,0 +1,64 @@
+"""From a trained backbone to token rows: draw the latents, then the tokens, some rows at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rmdm.backbone.dit import DiT
+from rmdm.samplers import sample
+from rmdm.samplers.denoiser import Denoiser
+from rmdm.samplers.latents import LatentSource
+from rmdm.samplers.noise import row_keys
+from rmdm.samplers.settings import SampleSettings
+
+BATCH = 64
+"""Rows taken through at once; which rows share a batch does not change what they say, but for float ties."""
+
+
+@dataclass
+class Writer:
+    """A backbone with the source of its latents."""
+
+    backbone: DiT
+    source: LatentSource | None = None
+
+    @torch.no_grad()
+    def write(
+        self,
+        x_BL: Tensor,
+        keys_B: np.ndarray,
+        settings: SampleSettings,
+        *,
+        tau: float | Literal["paper"] = 1.0,
+        zt_BGd: Tensor | None = None,
+        batch: int = BATCH,
+        callback: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Fill the masked positions of `x_BL`; a latent that is not given is drawn. `callback` hears of each batch."""
+        settings.check(self.backbone)
+        parts = []
+        for first in range(0, len(x_BL), batch):
+            rows = slice(first, first + batch)
+            z = zt_BGd[rows] if zt_BGd is not None else self.draw(keys_B[rows], tau)
+            c_BGC = self.backbone.latent(z) if self.backbone.latent is not None and z is not None else None
+            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance)
+            parts.append(sample(denoiser, x_BL[rows], keys_B[rows], settings, callback))
+        return torch.cat(parts)
+
+    def draw(self, keys_B: np.ndarray, tau: float | Literal["paper"] = 1.0) -> Tensor | None:
+        """Latents of some rows; None for a model without any."""
+        return self.source.draw(keys_B, tau) if self.source is not None else None
+
+    def blank(self, n: int, seed: int) -> tuple[Tensor, np.ndarray]:
+        """n fully masked rows and their keys: rows 0..n-1 of the request with this seed."""
+        device = self.backbone.embed.weight.device
+        return torch.full((n, self.backbone.length), self.backbone.mask_id, device=device), row_keys(seed, range(n))
+
+
+def default_sampler(backbone: DiT) -> Literal["ancestral", "analytic", "ar"]:
+    """The sampler that fits a model, where none is named."""
+    return "ar" if backbone.causal else "analytic" if backbone.time is not None else "ancestral"
