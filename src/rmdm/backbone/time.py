@@ -30,5 +30,5 @@ class Time(nn.Module):
     def forward(self, t_B: Tensor) -> Tensor:
         """The condition c, (B, 1, C)."""
         angle = torch.outer(t_B, self.frequency)
-        c_BC = F.silu(self.outer(F.silu(self.inner(torch.cat((angle.cos(), angle.sin()), dim=-1)))))
-        return c_BC[:, None]
+        waves = torch.cat((angle.cos(), angle.sin()), dim=-1).to(self.inner.weight.dtype)
+        return F.silu(self.outer(F.silu(self.inner(waves))))[:, None]

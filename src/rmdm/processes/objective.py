@@ -59,8 +59,8 @@ class Batch:
         return self._map(lambda x: x.pin_memory())
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{name: move(x) if x is not None else None for name, x in moved.items()})
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{name: move(x) for name, x in held.items() if x is not None})
 
 
 class Process(Protocol):
@@ -76,24 +76,28 @@ class Process(Protocol):
 
 
 class Objective(nn.Module):
-    """The training module: backbone, then head and cross-entropy on the selected positions only."""
+    """The training module: backbone, then head and cross-entropy on the selected positions only.
+
+    A backbone that is told the time is SEDD's: its loss is the score entropy.
+    """
 
     def __init__(self, backbone: DiT) -> None:
         super().__init__()
         self.backbone = backbone
+        self.score_entropy = backbone.time is not None
 
     def forward(self, batch: Batch, per_token: Tensor) -> Tensor:
         """sum_n weight_n * -log p(target_n) * per_token, the mean nats a token when per_token = 1 / tokens."""
         h_ND = self.selected(batch, batch.noise_key_B if self.training else None)
         head, vocab = self.backbone.head.weight, self.backbone.vocab_size
-        return linear_cross_entropy(h_ND, head, batch.target_N, batch.weight_N * per_token, vocab)
+        weight_N = batch.weight_N * per_token
+        return linear_cross_entropy(h_ND, head, batch.target_N, weight_N, vocab, self.score_entropy)
 
     @torch.no_grad()
     def nll(self, batch: Batch) -> Tensor:
-        """-log p(target_n) for each selected position."""
-        return linear_nll(
-            self.selected(batch, None), self.backbone.head.weight, batch.target_N, self.backbone.vocab_size
-        )
+        """-log p(target_n), or the score entropy, for each selected position."""
+        head, vocab = self.backbone.head.weight, self.backbone.vocab_size
+        return linear_nll(self.selected(batch, None), head, batch.target_N, vocab, self.score_entropy)
 
     def selected(self, batch: Batch, noise_key_B: Tensor | None) -> Tensor:
         """Hidden states at the selected positions, (N, D)."""

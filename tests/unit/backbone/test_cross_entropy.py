@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,3 +56,33 @@ def test_rows_of_weight_zero_change_nothing(case):
     loss = linear_cross_entropy(h, head, target, weight, V)
     torch.testing.assert_close(loss, plain(h[:10], head, target[:10], weight[:10]))
     assert torch.autograd.grad(loss, h)[0][10:].abs().max() == 0
+
+
+def plain_score_entropy(h, head, target, weight):
+    f = ((h @ head.T)[:, :V] - math.log(V)).exp()
+    row = torch.arange(len(target))
+    return ((f.sum(1) - 1 - f[row, target].log()) * weight).sum()
+
+
+def test_score_entropy_and_its_gradients_equal_the_plain_formula_in_float64(case):
+    h, head, target, weight = case
+    loss = linear_cross_entropy(h, head, target, weight, V, score_entropy=True)
+    mine = torch.autograd.grad(3 * loss, (h, head))
+    exact_h, exact_head = (x.detach().double().requires_grad_() for x in (h, head))
+    reference = plain_score_entropy(exact_h, exact_head, target, weight.double())
+    theirs = torch.autograd.grad(3 * reference, (exact_h, exact_head))
+    torch.testing.assert_close(loss.double(), reference, rtol=1e-5, atol=0)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6 * float(b.abs().max()))
+    assert mine[1][V:].abs().max() == 0
+
+
+def test_score_entropy_is_cross_entropy_and_the_cost_of_the_mass(case):
+    h, head, target, weight = case
+    with torch.no_grad():
+        log_mass = (h @ head.T)[:, :V].logsumexp(1) - math.log(V)
+        excess = linear_nll(h, head, target, V, score_entropy=True) - linear_nll(h, head, target, V)
+        torch.testing.assert_close(excess, log_mass.exp() - 1 - log_mass, rtol=1e-4, atol=1e-4)
+        assert (excess > -1e-4).all()
+        total = linear_cross_entropy(h, head, target, weight, V, score_entropy=True)
+    torch.testing.assert_close((linear_nll(h, head, target, V, score_entropy=True) * weight).sum(), total)
