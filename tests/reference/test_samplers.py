@@ -1,105 +1,298 @@
-"""Samplers against enumerated laws, by chi-square."""
+"""Samplers against enumerated laws, by chi-square, and against plain loops where they are deterministic."""
 
 import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
+from torch import Tensor
 
-from rmdm.samplers import sample_ancestral, sample_ar, sample_rows
-from rmdm.samplers.categorical import draw_categorical
-from tests.reference.tiny import log_probs, tiny_backbone
+from rmdm.backbone.dit import DiT
+from rmdm.samplers import Denoiser, SampleSettings, ancestral, row_keys, sample, sample_ancestral
+from rmdm.samplers.confidence import confidence
+from rmdm.samplers.noise import UNMASK_STREAM, row_uniform
+from rmdm.samplers.settings import CONFIDENCE
+from tests.reference.tiny import Law, Row, p_value, tiny_backbone
 
-V, L, DRAWS = 3, 3, 20_000
+V, L, DRAWS, SEEDS = 3, 4, 4_000, range(5)
+MASK = V
+FREE: Row = (MASK,) * L
+REJECTED = 1e-3
+
+Probs = Callable[[Row], np.ndarray]
+"""p(. | state), (L, V), for a row that may hold masks."""
 
 
-def one_step_law(model) -> dict[tuple[int, ...], float]:
-    lp = log_probs(model, (0,) * L, tuple(range(L)))
-    return {x: float(sum(lp[i, x[i]] for i in range(L)).exp()) for x in itertools.product(range(V), repeat=L)}
+@torch.no_grad()
+def probs(model: DiT, c_BGC: Tensor | None = None, guidance: float = 1.0) -> Probs:
+    """The model's distributions at every state of a row, straight from the backbone."""
+    states = list(itertools.product(range(V + 1), repeat=L))
+    x_BL = torch.tensor(states)
+
+    def logits(c: Tensor | None) -> Tensor:
+        return model.logits(model(x_BL, c_BGC=c.expand(len(x_BL), -1, -1) if c is not None else None)).double()
+
+    l_BLV = logits(c_BGC)
+    if model.latent is not None:
+        null_BLV = logits(model.latent.without(1))
+        l_BLV = null_BLV + guidance * (l_BLV - null_BLV)
+    return dict(zip(states, l_BLV.softmax(dim=-1).numpy(), strict=True)).__getitem__
 
 
-def two_step_law(model) -> dict[tuple[int, ...], float]:
-    """Each position unmasks at step 0 or 1 with probability 1/2, independently."""
+def written(state: Row, places: Sequence[int], p: Probs) -> Law:
+    """The law of the row after `places` of it were drawn independently from p(. | state)."""
     law = {}
-    for x in itertools.product(range(V), repeat=L):
-        total = 0.0
-        for early in itertools.product([True, False], repeat=L):
-            later = tuple(i for i in range(L) if not early[i])
-            first, second = log_probs(model, x, tuple(range(L))), log_probs(model, x, later)
-            total += 0.5**L * float(sum((first if early[i] else second)[i, x[i]] for i in range(L)).exp())
-        law[x] = total
+    for tokens in itertools.product(range(V), repeat=len(places)):
+        row = list(state)
+        for place, token in zip(places, tokens, strict=True):
+            row[place] = token
+        law[tuple(row)] = float(np.prod([p(state)[i, t] for i, t in zip(places, tokens, strict=True)]))
     return law
 
 
-def ar_law(model) -> dict[tuple[int, ...], float]:
+def evolved(law: Law, transition: Callable[[Row], list[tuple[float, Sequence[int]]]], p: Probs) -> Law:
+    """One step on: from each state, with the stated chance, those places are written."""
+    after: Law = defaultdict(float)
+    for state, mass in law.items():
+        for chance, places in transition(state):
+            for row, share in written(state, places, p).items():
+                after[row] += mass * chance * share
+    return after
+
+
+def masked(state: Row) -> list[int]:
+    return [i for i, token in enumerate(state) if token == MASK]
+
+
+def ancestral_law(p: Probs, steps: int, start: Row = FREE) -> Law:
+    """From time t to s = t - 1/K each masked place unmasks with probability (t - s) / t, on its own."""
+    law = {start: 1.0}
+    for step in range(steps):
+        rate = 1 / (steps - step)
+
+        def unmask(state: Row, rate: float = rate) -> list[tuple[float, Sequence[int]]]:
+            places = masked(state)
+            return [
+                (rate**n * (1 - rate) ** (len(places) - n), chosen)
+                for n in range(len(places) + 1)
+                for chosen in itertools.combinations(places, n)
+            ]
+
+        law = evolved(law, unmask, p)
+    return law
+
+
+def surest(p: Probs, order: str) -> Callable[[Row], int]:
+    """The masked place of a state that a confidence order writes next."""
+
+    def place(state: Row) -> int:
+        sure = confidence(torch.from_numpy(p(state)), order)
+        return max(masked(state), key=lambda i: float(sure[i]))
+
+    return place
+
+
+def ordered_law(p: Probs, next_place: Callable[[Row], int]) -> Law:
+    """One place a step, which one being a function of the state."""
+    law = {FREE: 1.0}
+    for _ in range(L):
+        law = evolved(law, lambda state: [(1.0, [next_place(state)])], p)
+    return law
+
+
+def draw(
+    model: DiT,
+    seed: int,
+    *,
+    start: Row = FREE,
+    c_BGC: Tensor | None = None,
+    skip: bool | None = None,
+    callback: bool = False,
+    **settings: object,
+) -> list[Row]:
+    """DRAWS rows with one seed; `skip` calls the ancestral sampler itself."""
+    chosen = SampleSettings(**settings)  # type: ignore[arg-type]
+    c = c_BGC.expand(DRAWS, -1, -1) if c_BGC is not None else None
+    denoiser = Denoiser(model, c, chosen.guidance)
+    x_BL, keys_B = torch.tensor(start).repeat(DRAWS, 1), row_keys(seed, range(DRAWS))
+    hear = (lambda step, x_BL: None) if callback else None
+    if skip is None:
+        x_BL = sample(denoiser, x_BL, keys_B, chosen, hear)
+    else:
+        x_BL = sample_ancestral(denoiser, x_BL, keys_B, chosen, hear, skip=skip)
+    return [tuple(row) for row in x_BL.tolist()]
+
+
+@pytest.fixture(scope="module")
+def model() -> DiT:
+    """Weights with which the number of steps matters: the laws of 1, 3 and 9 steps lie 1.4 and 0.15 nats apart."""
+    return tiny_backbone(V, L, seed=10)
+
+
+@pytest.fixture(scope="module")
+def latent_model() -> DiT:
+    return tiny_backbone(V, L, seed=18, groups=2)
+
+
+def condition(model: DiT, seed: int) -> Tensor:
+    """The condition of a latent drawn from N(0, I), (1, G, C)."""
+    assert model.latent is not None
+    z = torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(seed))
+    return model.latent(z).detach()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_ancestral_follows_the_law_of_its_steps(model, steps, seed):
+    assert p_value(draw(model, seed, steps=steps), ancestral_law(probs(model), steps)) > REJECTED
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("start", [(2, 0, MASK, MASK), (MASK, 1, MASK, 2)], ids=["prefix", "infill"])
+def test_ancestral_with_given_tokens(model, start, seed):
+    assert p_value(draw(model, seed, start=start, steps=2), ancestral_law(probs(model), 2, start)) > REJECTED
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("mode", [{"skip": False}, {"callback": True}], ids=["all rows", "callback"])
+def test_ancestral_in_lockstep(model, mode, seed):
+    assert p_value(draw(model, seed, steps=3, **mode), ancestral_law(probs(model), 3)) > REJECTED
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("guidance", [1.0, 1.5])
+def test_ancestral_with_a_latent(latent_model, guidance, seed):
+    c_BGC = condition(latent_model, 0)
+    law = ancestral_law(probs(latent_model, c_BGC, guidance), 3)
+    assert p_value(draw(latent_model, seed, c_BGC=c_BGC, steps=3, guidance=guidance), law) > REJECTED
+
+
+def test_every_row_of_a_batch_has_its_own_latent(latent_model):
+    c_BGC = torch.cat([condition(latent_model, seed) for seed in range(3)])
+    denoiser = Denoiser(latent_model, c_BGC.repeat(DRAWS, 1, 1))
+    rows = sample(denoiser, torch.full((3 * DRAWS, L), MASK), row_keys(0, range(3 * DRAWS)), SampleSettings(steps=9))
+    for number, c in enumerate(c_BGC):
+        law = ancestral_law(probs(latent_model, c[None]), 9)
+        assert p_value([tuple(row) for row in rows[number::3].tolist()], law) > REJECTED
+        assert p_value([tuple(row) for row in rows[(number + 1) % 3 :: 3].tolist()], law) < REJECTED
+
+
+def test_without_a_latent_the_learned_null_is_used(latent_model):
+    law = ancestral_law(probs(latent_model, latent_model.latent.without(1)), 2)
+    assert p_value(draw(latent_model, 0, steps=2), law) > REJECTED
+    assert p_value(draw(latent_model, 0, c_BGC=condition(latent_model, 0), steps=2), law) < REJECTED
+
+
+def early(keys_B, step, stream, length):
+    """A fault: positions unmask too early."""
+    u = row_uniform(keys_B, step, stream, length)
+    return u**1.5 if stream == UNMASK_STREAM else u
+
+
+def shared(keys_B, step, stream, length):
+    """A fault: all positions of a row share their noise."""
+    return np.repeat(row_uniform(keys_B, step, stream, 1), length, axis=1)
+
+
+def sharp(logits_NV, noise_N, temperature, top_p):
+    """A fault: the tail is cut, as low precision does."""
+    return drawn(logits_NV, noise_N, 0.7 * temperature, top_p)
+
+
+def at_once(step_BL):
+    """A fault: steps that have something to do are skipped with the empty ones."""
+    return np.minimum(step_BL, 0)
+
+
+drawn = ancestral.draw_categorical
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("row_uniform", early),
+        ("row_uniform", shared),
+        ("draw_categorical", sharp),
+        ("_without_gaps", at_once),
+    ],
+    ids=["early", "shared noise", "sharp", "at once"],
+)
+def test_the_same_test_rejects_a_sampler_with_a_fault(model, monkeypatch, name, fault, seed):
+    monkeypatch.setattr(ancestral, name, fault)
+    assert p_value(draw(model, seed, steps=3), ancestral_law(probs(model), 3)) < REJECTED
+
+
+def test_the_same_test_rejects_the_law_of_other_steps(model):
+    assert p_value(draw(model, 0, steps=3), ancestral_law(probs(model), 1)) < REJECTED
+    assert p_value(draw(model, 0, steps=9), ancestral_law(probs(model), 3)) < REJECTED
+
+
+@pytest.mark.parametrize("order", CONFIDENCE)
+def test_confidence_with_one_place_a_step_leaves_the_tokens_their_law(model, order):
+    p = probs(model)
+    law = ordered_law(p, surest(p, order))
+    assert p_value(draw(model, 0, sampler=order, steps=L + 3), law) > REJECTED
+    assert p_value(draw(model, 0, sampler=order, steps=L + 3, temperature=0.8), law) < REJECTED
+    assert p_value(draw(model, 0, steps=L), law) < REJECTED
+
+
+def ar_law(model: DiT, start: Row) -> Law:
     law = {}
-    for x in itertools.product(range(V), repeat=L):
-        row = torch.tensor([[model.mask_id, *x[:-1]]])
+    for x in itertools.product(*[range(V) if token == MASK else [token] for token in start]):
         with torch.no_grad():
-            lp = model.logits(model(row))[0].double().log_softmax(-1)
-        law[x] = float(sum(lp[i, x[i]] for i in range(L)).exp())
+            p_LV = model.logits(model(torch.tensor([[MASK, *x[:-1]]])))[0].double().softmax(dim=-1)
+        law[x] = float(np.prod([p_LV[i, x[i]] for i in masked(start)]))
     return law
 
 
-def p_value(rows: torch.Tensor, law: dict[tuple[int, ...], float]) -> float:
-    counts = dict.fromkeys(law, 0)
-    for row in rows.tolist():
-        counts[tuple(row)] += 1
-    expected = np.array(list(law.values())) * len(rows)
-    return float(chisquare(list(counts.values()), expected).pvalue)
+@pytest.mark.parametrize("start", [FREE, (1, MASK, MASK, MASK), (0, 2, 1, MASK)])
+def test_cached_autoregressive_draws_follow_the_enumerated_law(start):
+    model = tiny_backbone(V, L, causal=True, seed=1)
+    assert p_value(draw(model, 5, start=start, sampler="ar"), ar_law(model, start)) > REJECTED
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_one_step_draws_the_product_of_marginals(seed):
-    model = tiny_backbone(V, L)
-    assert p_value(sample_ancestral(model, DRAWS, 1, seed), one_step_law(model)) > 1e-3
+def test_autoregressive_rows_with_prefixes_of_different_lengths_share_a_batch():
+    model = tiny_backbone(V, L, causal=True, seed=1)
+    starts: list[Row] = [(1, MASK, MASK, MASK), (0, 2, 1, MASK), FREE]
+    x_BL = sample(
+        Denoiser(model), torch.tensor(starts * DRAWS), row_keys(0, range(3 * DRAWS)), SampleSettings(sampler="ar")
+    )
+    for number, start in enumerate(starts):
+        assert p_value([tuple(row) for row in x_BL[number::3].tolist()], ar_law(model, start)) > REJECTED
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_two_steps_draw_the_enumerated_law(seed):
-    model = tiny_backbone(V, L)
-    assert p_value(sample_ancestral(model, DRAWS, 2, seed), two_step_law(model)) > 1e-3
+def greedy(model: DiT, row: list[int], settings: SampleSettings) -> list[int]:
+    """The confidence sampler as the plainest loop, with the likeliest token in place of a draw."""
+    row, free = list(row), [i for i, token in enumerate(row) if token == model.mask_id]
+    M, K, p_written = len(free), settings.steps, {}
+    for step in range(1, K + 1):
+        stay = M * (K - step) // K
+        for place in sorted(p_written, key=p_written.__getitem__)[: int(settings.remask * len(p_written))]:
+            row[place] = model.mask_id
+            del p_written[place]
+        hidden = [i for i in free if i not in p_written]
+        if len(hidden) == stay:
+            continue
+        with torch.no_grad():
+            p_LV = model.logits(model(torch.tensor([row])))[0].double().softmax(dim=-1)
+        sure_L = confidence(p_LV, settings.sampler)
+        for place in sorted(hidden, key=lambda i: -float(sure_L[i]))[: len(hidden) - stay]:
+            row[place] = int(p_LV[place].argmax())
+            p_written[place] = float(p_LV[place].max())
+    return row
 
 
-def test_the_same_test_rejects_the_wrong_law():
-    model = tiny_backbone(V, L)
-    assert p_value(sample_ancestral(model, DRAWS, 2, 0), one_step_law(model)) < 1e-3
-    assert p_value(sample_ancestral(model, DRAWS, 1, 0, temperature=0.8), one_step_law(model)) < 1e-3
-
-
-def test_cached_autoregressive_draws_the_enumerated_law():
-    model = tiny_backbone(V, L, causal=True)
-    assert p_value(sample_ar(model, DRAWS, 5), ar_law(model)) > 1e-3
-
-
-def test_rows_belong_to_seed_and_place_not_to_the_batch():
-    for causal in (False, True):
-        model = tiny_backbone(V, 8, causal=causal)
-        together = sample_rows(model, 10, 4, seed=3, batch=10)
-        assert torch.equal(together, sample_rows(model, 10, 4, seed=3, batch=3))
-        assert not torch.equal(together, sample_rows(model, 10, 4, seed=4, batch=10))
-
-
-def test_the_callback_sees_every_step_and_no_token_changes_twice():
-    model = tiny_backbone(V, 8)
-    states: list[torch.Tensor] = []
-    final = sample_ancestral(model, 5, 6, 0, callback=lambda step, x: states.append(x.clone()))
-    assert len(states) == 6
-    for before, after in itertools.pairwise(states):
-        known = before != model.mask_id
-        assert torch.equal(before[known], after[known])
-    assert torch.equal(states[-1], final)
-    assert (final != model.mask_id).all()
-
-
-def test_categorical_inverts_the_cumulative_distribution():
-    logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]])).repeat(5, 1)
-    tokens = draw_categorical(logits, np.array([0.0, 0.1999, 0.2001, 0.4999, np.nextafter(1.0, 0.0)]))
-    assert tokens.tolist() == [0, 0, 1, 1, 2]
-
-
-def test_categorical_reaches_tokens_that_single_precision_would_lose():
-    # Probability 1e-12 lies far below fp32's resolution near 1.
-    logits = torch.tensor([[0.0, np.log(1e-12)]])
-    assert draw_categorical(logits, np.array([1 - 5e-13])).tolist() == [1]
+@pytest.mark.parametrize("remask", [0.0, 0.4])
+@pytest.mark.parametrize("steps", [1, 5, 20])
+@pytest.mark.parametrize("order", CONFIDENCE)
+def test_confidence_at_no_temperature_is_the_greedy_search(order, steps, remask):
+    model = tiny_backbone(7, 12, seed=2)
+    settings = SampleSettings(sampler=order, steps=steps, temperature=1e-6, remask=remask)
+    generator = torch.Generator().manual_seed(0)
+    x_BL = torch.randint(7, (10, 12), generator=generator)
+    x_BL[torch.rand(x_BL.shape, generator=generator) < torch.linspace(0, 1, 10)[:, None]] = model.mask_id
+    rows = sample(Denoiser(model), x_BL, row_keys(0, range(10)), settings)
+    assert rows.tolist() == [greedy(model, row, settings) for row in x_BL.tolist()]

@@ -6,6 +6,7 @@ which lowers entropy and flatters every perplexity measured on the samples.
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -42,8 +43,6 @@ def nucleus(p_NV: Tensor, top_p: float) -> Tensor:
     if top_p >= 1:
         return p_NV
     sorted_NV, order_NV = p_NV.sort(dim=-1, descending=True, stable=True)
-    before_NV = sorted_NV.cumsum(dim=-1) - sorted_NV
-    # The sum before the first token is 0 only up to rounding.
-    before_NV[:, 0] = 0
+    before_NV = F.pad(sorted_NV.cumsum(dim=-1)[:, :-1], (1, 0))
     kept_NV = torch.where(before_NV < top_p, sorted_NV, 0.0)
     return torch.zeros_like(p_NV).scatter_(-1, order_NV, kept_NV)

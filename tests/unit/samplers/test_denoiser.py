@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from rmdm.samplers import Denoiser, denoiser
+from tests.reference.tiny import tiny_backbone
+
+V, L, B = 5, 6, 4
+
+
+def places(rows: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(rows, (count,), generator=generator), torch.randint(L, (count,), generator=generator)
+
+
+@pytest.fixture
+def latent_model():
+    return tiny_backbone(V, L, groups=2)
+
+
+@pytest.fixture
+def x_BL():
+    return torch.randint(V + 1, (B, L), generator=torch.Generator().manual_seed(1))
+
+
+def condition(model, rows=B):
+    return model.latent(torch.randn(rows, 2, 3, generator=torch.Generator().manual_seed(2))).detach()
+
+
+def test_logits_are_those_of_the_rows_conditions_at_the_wanted_places(latent_model, x_BL):
+    c_BGC, rows_R = condition(latent_model), torch.tensor([3, 1])
+    local_N, place_N = places(2, 9)
+    got = Denoiser(latent_model, c_BGC).logits(x_BL[rows_R], rows_R, local_N, place_N)
+    all_BLV = latent_model.logits(latent_model(x_BL, c_BGC=c_BGC))
+    torch.testing.assert_close(got, all_BLV[rows_R[local_N], place_N].detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_guidance_goes_from_the_null_through_the_latent(latent_model, x_BL):
+    c_BGC, (local_N, place_N) = condition(latent_model), places(B, 9)
+    null, with_z, guided = (
+        Denoiser(latent_model, c, g).logits(x_BL, None, local_N, place_N)
+        for c, g in ((None, 1.0), (c_BGC, 1.0), (c_BGC, 3.0))
+    )
+    torch.testing.assert_close(guided, null + 3 * (with_z - null), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(Denoiser(latent_model, c_BGC, 0.0).logits(x_BL, None, local_N, place_N), null)
+
+
+def test_one_condition_may_serve_all_rows(latent_model, x_BL):
+    c_1GC, (local_N, place_N) = condition(latent_model, 1), places(B, 9)
+    rows_R = torch.arange(B)
+    one = Denoiser(latent_model, c_1GC).logits(x_BL, rows_R, local_N, place_N)
+    each = Denoiser(latent_model, c_1GC.expand(B, -1, -1)).logits(x_BL, rows_R, local_N, place_N)
+    torch.testing.assert_close(one, each)
+
+
+def test_modulations_are_made_once_and_the_network_runs_once_a_call(latent_model, x_BL, monkeypatch):
+    calls = []
+    forward, modulations = latent_model.forward, latent_model.modulations
+    monkeypatch.setattr(latent_model, "forward", lambda *a, **k: calls.append("forward") or forward(*a, **k))
+    monkeypatch.setattr(latent_model, "modulations", lambda c: calls.append("modulations") or modulations(c))
+    maker = Denoiser(latent_model, condition(latent_model))
+    made = len(calls)
+    for _ in range(3):
+        maker.logits(x_BL, None, *places(B, 5))
+    assert calls[made:] == ["forward"] * 3
+
+
+def test_chunks_are_the_logits_in_pieces(latent_model, x_BL, monkeypatch):
+    maker, (local_N, place_N) = Denoiser(latent_model, condition(latent_model), 2.0), places(B, 9)
+    whole = maker.logits(x_BL, None, local_N, place_N)
+    monkeypatch.setitem(denoiser.CHUNK_ELEMENTS, "cpu", 2 * V)
+    parts = list(maker.chunks(x_BL, None, local_N, place_N))
+    assert [part for part, _ in parts] == [slice(i, min(i + 2, 9)) for i in range(0, 9, 2)]
+    torch.testing.assert_close(torch.cat([logits for _, logits in parts]), whole)
+
+
+def test_the_time_is_told_to_a_model_that_asks_for_it(x_BL):
+    model, (local_N, place_N), t_R = tiny_backbone(V, L, time=True), places(B, 9), torch.linspace(0.1, 1.0, B)
+    got = Denoiser(model).logits(x_BL, None, local_N, place_N, t_R)
+    want = model.logits(model(x_BL, c_BGC=model.time(t_R)))[local_N, place_N].detach()
+    torch.testing.assert_close(got, want)
+    with pytest.raises(ValueError, match="needs t_R"):
+        Denoiser(model).logits(x_BL, None, local_N, place_N)
+
+
+def test_a_condition_for_a_model_without_a_latent_is_refused(latent_model):
+    with pytest.raises(ValueError, match="without a latent"):
+        Denoiser(tiny_backbone(V, L), condition(latent_model))
+
+
+def test_nothing_is_recorded_for_gradients(latent_model, x_BL):
+    c_BGC = latent_model.latent(torch.randn(B, 2, 3))
+    assert c_BGC.requires_grad
+    assert not Denoiser(latent_model, c_BGC).logits(x_BL, None, *places(B, 3)).requires_grad
