@@ -30,7 +30,8 @@ class SampleSettings:
     top_p: float = 1.0
     """Draw from the smallest set of tokens that holds this much probability."""
     remask: float = 0.0
-    """Share of the written tokens, the least sure ones, that each step takes back (confidence orders only)."""
+    """Share of the written tokens, the least likely ones, that a step takes back; it falls to 0 towards the last step
+    (confidence orders only)."""
     guidance: float = 1.0
     """Weight on the latent: logits = l_null + guidance (l_z - l_null)."""
 

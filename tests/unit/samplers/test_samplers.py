@@ -137,17 +137,18 @@ def test_confidence_follows_the_linear_schedule(monkeypatch, steps):
 
 
 def test_remasking_takes_back_and_makes_up_for_it():
-    x_BL = torch.full((2, L), MASK)
+    x_BL = torch.full((64, L), MASK)
     x_BL[:, 0] = 5
+    chosen = SampleSettings("max_prob", steps=7, remask=0.9)
     states = [x_BL]
-    chosen = SampleSettings("max_prob", steps=4, remask=0.5)
-    sample(Denoiser(MODEL), x_BL, row_keys(0, range(2)), chosen, lambda s, x: states.append(x.clone()))
-    assert [int((x == MASK).sum(dim=1)[0]) for x in states] == [7, 5, 3, 1, 0]
-    # A draw that was taken back is made anew: some token changes from one step to the next.
-    many = torch.full((64, L), MASK)
-    states = []
-    sample(Denoiser(MODEL), many, row_keys(0, range(64)), chosen, lambda s, x: states.append(x.clone()))
-    assert any(((a != b) & (a != MASK) & (b != MASK)).any() for a, b in itertools.pairwise(states))
+    sample(Denoiser(MODEL), x_BL, row_keys(0, range(64)), chosen, lambda s, x: states.append(x.clone()))
+    for left, x in zip(range(7, -1, -1), states, strict=True):
+        assert ((x == MASK).sum(dim=1) == left).all()
+    # What was taken back is masked again or drawn anew, and nothing is taken back before the last step.
+    lost = [((a != MASK) & (a != b)).any() for a, b in itertools.pairwise(states)]
+    assert any(lost)
+    assert not lost[-1]
+    assert any(((a != MASK) & (b != MASK) & (a != b)).any() for a, b in itertools.pairwise(states))
 
 
 def requests(chosen: SampleSettings, model, n: int, batch: int) -> torch.Tensor:
