@@ -4,9 +4,10 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -225,7 +226,32 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="denoising steps (default: the preset's; AR takes one a token)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")
     parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
+    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
+    parser.add_argument("--sampler", help="ancestral (default), max_prob, margin, entropy; analytic, euler (sedd); ar")
+    parser.add_argument("--remask", type=float, help="share of unsure tokens each step takes back (confidence orders)")
+    latent = parser.add_argument_group("latent (rmdm models)")
+    latent.add_argument("--guidance", type=float, help="weight on the latent (default 1)")
+    latent.add_argument(
+        "--latent-temperature", type=tau_of, metavar="TAU", help="scales its noise; a number or 'paper'"
+    )
+    latent.add_argument("--latent-seed", type=int, help="seed of the latents (default: --seed)")
+    latent.add_argument("--like", metavar="TEXT", help="write with the latent of this text")
+    latent.add_argument("--between", nargs=2, metavar=("A", "B"), help="write in between of two texts")
+    latent.add_argument("--weight", type=float, default=0.5, help="for --between: 0 is A, 1 is B (default 0.5)")
+    given = parser.add_argument_group("given tokens")
+    given.add_argument("--infill", metavar="TEXT", help="fill the gaps of a text: [MASK], or [MASK:3] for three tokens")
+    given.add_argument("--prefix", metavar="TEXT", help="what the texts begin with")
+    given.add_argument("--suffix", metavar="TEXT", help="what the texts end with")
+    given.add_argument("--tokens", type=int, help="tokens between prefix and suffix, or after the prefix")
+    given.add_argument("--given", help="the latent then: null, prior, encode or resample (default: the preset's)")
+    given.add_argument("--draws", type=int, help="for --given resample: latents to choose from (default: the preset's)")
+    parser.add_argument("--show", action="store_true", help="watch the denoising in the terminal")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def tau_of(word: str) -> Any:
+    """A number, or `paper`."""
+    return word if word == "paper" else float(word)
 
 
 def run_out(ref: str, out: str | None, config: Any) -> Path:
@@ -328,11 +354,28 @@ def eval_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
     """`rmdm sample`: a model to text."""
-    from rmdm.stages import sample_stage
+    from rmdm.request import Request
 
-    return sample_stage(
-        args.model, args.n, args.steps, args.seed, args.temperature, args.device, None if args.json else show
-    )
+    names = [field.name for field in fields(Request) if hasattr(args, field.name)]
+    values = {name: getattr(args, name) for name in names}
+    values["between"] = tuple(args.between) if args.between is not None else None
+    try:
+        request = Request(**values)
+        request.check()
+        from rmdm.stages import sample_stage
+
+        return sample_stage(args.model, request, args.device, None if args.json else show, frames=args.show)
+    except ConfigError as error:
+        raise ConfigError(as_flag(str(error), [*names, "device"])) from None
+
+
+def as_flag(message: str, names: Sequence[str]) -> str:
+    """A message that begins with an argument (`top_p=0 is ...`) as it is spelled here (`--top-p 0 is ...`)."""
+    name = next((name for name in names if re.match(rf"{name}\b", message)), None)
+    if name is None:
+        return message
+    rest = message.removeprefix(name)
+    return f"--{name.replace('_', '-')}{' ' + rest[1:] if rest.startswith('=') else rest}"
 
 
 def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:

@@ -274,6 +274,8 @@ class SampleConfig:
     latent_temperature: float | Literal["paper"] = 1.0
     """tau: the latent is drawn from N(0, tau^2 I). 1 is the prior that training matches; `paper` is the narrower
     1 / sqrt(1 + sigma^2), which leaves out the noise of training."""
+    draws: int = 16
+    """For `latent.given: resample`: latents drawn for each row, of which one is kept."""
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -390,6 +392,7 @@ def validate(config: Config) -> None:
         ("train.sample_n", train.sample_n, 1, 10_000),
         ("sample.steps", config.sample.steps, 1, infinity),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
+        ("sample.draws", config.sample.draws, 1, 1_000_000),
         ("sample.latent_temperature", 1 if tau == "paper" else tau, 0, 1000),
         ("seed", config.seed, 0, 2**63 - 1),
         *_bounds_of_stage_one(config),

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +17,9 @@ from rmdm.backbone.latent import Latent
 from rmdm.backbone.time import Time
 from rmdm.config import ADAPTER, Config, decode
 from rmdm.data.tokenizer import Tokenizer
-from rmdm.errors import CheckpointError
-from rmdm.meanflow.flow import Flow
+from rmdm.errors import CheckpointError, ConfigError
+from rmdm.model import Model
 from rmdm.processes import PROCESSES
-from rmdm.samplers.generate import Writer
-from rmdm.samplers.latents import LatentSource
-
-
-@dataclass
-class Model:
-    """A trained backbone with all that is needed to use it."""
-
-    backbone: DiT
-    tokenizer: Tokenizer
-    config: Config
-    step: int
-    folder: Path
-    """The release it was read from."""
-
-    def writer(self) -> Writer:
-        """What writes with it, in the way it was trained to draw its latents."""
-        latent, config = self.backbone.latent, self.config.latent
-        if latent is None:
-            return Writer(self.backbone)
-        by_flow = config.draw == "flow" and not config.independent
-        flow = Flow.load(self.folder / "flow", latent.matrix.device) if by_flow else None
-        return Writer(self.backbone, LatentSource(latent, flow))
 
 
 def build_backbone(config: Config, vocab_size: int) -> DiT:
@@ -113,6 +89,19 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder / 'model.safetensors'} is damaged or of another model: {reason}") from None
     return Model(backbone.to(device).eval(), tokenizer, config, step, folder)
+
+
+def find_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one; a GPU that is not there is refused."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device={name!r} is unknown; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r}, but torch sees no GPU here; use cpu or auto")
+    return device
 
 
 def find_model(path: Path) -> Path:

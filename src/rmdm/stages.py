@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rmdm.config import Config, needs_latents, save_config, stage_one_run
 from rmdm.errors import ConfigError, DataError
+from rmdm.request import Request
 
 Show = Callable[[str], None]
 Outcome = dict[str, Any]
@@ -267,36 +267,27 @@ def measure_stage(
     return [row.to_json() for row in rows]
 
 
-def sample_stage(
-    ref: str, n: int, steps: int | None, seed: int, temperature: float | None, device: str, show: Show | None
-) -> Outcome:
-    """Write `n` texts with a trained model."""
-    import torch
+def sample_stage(ref: str, request: Request, device: str, show: Show | None, *, frames: bool = False) -> Outcome:
+    """Write texts with a trained model; `frames` draws how they come about."""
+    import rmdm
 
-    from rmdm.hub import load_model
-    from rmdm.samplers import sample_rows
+    model = rmdm.load(ref, device)
+    if not frames:
+        done = model.write(request)
+    else:
+        from rmdm.terminal import Frames
 
-    if n < 1:
-        raise ConfigError(f"--n {n} is below 1; ask for at least one text")
-    if steps is not None and steps < 1:
-        raise ConfigError(f"--steps {steps} is below 1; use 16, for example")
-    if temperature is not None and not temperature > 0:
-        raise ConfigError(f"--temperature {temperature} is not positive; use 1.0, for example")
-    if seed < 0:
-        raise ConfigError(f"--seed {seed} is negative; use 0 or more")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda, but torch sees no GPU here; use --device cpu or auto")
-    target = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    model = load_model(ref, target)
-    steps = model.backbone.length if model.backbone.causal else steps or model.config.sample.steps
-    temperature = temperature or model.config.sample.temperature
-    began = time.perf_counter()
-    with torch.autocast(target, dtype=torch.bfloat16, enabled=target == "cuda"):
-        x_BL = sample_rows(model.backbone, n, steps, seed, temperature).cpu().numpy()
-    seconds = time.perf_counter() - began
-    cut = model.config.data.layout == "padded"
-    texts = [model.tokenizer.decode(row, stop_at_separator=cut) for row in x_BL]
+        start_L = model.pattern(request).x_L
+        gaps = int((start_L == model.tokenizer.mask_id).sum())
+        steps = gaps if model.backbone.causal else model.settings(request).steps
+        with Frames(model.tokenizer, start_L, steps) as drawn:
+            done = model.write(request, callback=drawn)
     if show is not None:
-        show("\n\n".join(texts))
-    settings = {"steps": steps, "seed": seed, "temperature": temperature, "precision": "float64 draws"}
-    return {"texts": texts, "tokens": x_BL.tolist(), "settings": settings, "seconds": seconds, "model_step": model.step}
+        show("\n\n".join(done.texts))
+    return {
+        "texts": done.texts,
+        "tokens": done.tokens.tolist(),
+        "settings": done.settings,
+        "seconds": done.seconds,
+        "model_step": model.step,
+    }

@@ -11,7 +11,7 @@ from torch import Tensor
 from rmdm.backbone.dit import DiT
 from rmdm.samplers import sample
 from rmdm.samplers.denoiser import Denoiser
-from rmdm.samplers.latents import LatentSource
+from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SampleSettings
 
@@ -33,23 +33,27 @@ class Writer:
         keys_B: np.ndarray,
         settings: SampleSettings,
         *,
-        tau: float | Literal["paper"] = 1.0,
+        tau: Tau = 1.0,
         zt_BGd: Tensor | None = None,
+        without: bool = False,
         batch: int = BATCH,
         callback: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
-        """Fill the masked positions of `x_BL`; a latent that is not given is drawn. `callback` hears of each batch."""
+        """Fill the masked positions of `x_BL`; a latent that is not given is drawn. `callback` hears of each batch.
+
+        `without` asks for the learned null instead of a latent.
+        """
         settings.check(self.backbone)
         parts = []
         for first in range(0, len(x_BL), batch):
             rows = slice(first, first + batch)
-            z = zt_BGd[rows] if zt_BGd is not None else self.draw(keys_B[rows], tau)
+            z = None if without else zt_BGd[rows] if zt_BGd is not None else self.draw(keys_B[rows], tau)
             c_BGC = self.backbone.latent(z) if self.backbone.latent is not None and z is not None else None
             denoiser = Denoiser(self.backbone, c_BGC, settings.guidance)
             parts.append(sample(denoiser, x_BL[rows], keys_B[rows], settings, callback))
         return torch.cat(parts)
 
-    def draw(self, keys_B: np.ndarray, tau: float | Literal["paper"] = 1.0) -> Tensor | None:
+    def draw(self, keys_B: np.ndarray, tau: Tau = 1.0) -> Tensor | None:
         """Latents of some rows; None for a model without any."""
         return self.source.draw(keys_B, tau) if self.source is not None else None
 

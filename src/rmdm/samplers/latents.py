@@ -1,6 +1,6 @@
-"""Where the latent of a request comes from: drawn once [Paper Algorithm 2], before any token.
+"""Where the latent of a request comes from: drawn once [Paper Algorithm 2] before any token, or read off a text.
 
-A draw belongs to its row: it is a function of the row's key and of nothing else in the batch.
+Either belongs to its row: it is a function of the row's key and of nothing else in the batch.
 """
 
 import math
@@ -9,14 +9,22 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rmdm.backbone.latent import Latent
 from rmdm.backbone.noise import normal
+from rmdm.encoders.encoder import Encoder, Pieces
+from rmdm.encoders.whitening import Whitening
+from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow.flow import Flow
 
-DRAW_STREAM = 3001
-"""Stream of the noise a latent is drawn from."""
+DRAW_STREAM, FILL_STREAM = 3001, 3002
+"""Streams of the noise a latent is drawn from, and of the noise in groups without text."""
+READ_TOKENS = {"cuda": 65_536, "cpu": 4096}
+"""Encoder tokens taken through at once."""
+
+Tau = float | Literal["paper"]
 
 
 @dataclass
@@ -27,7 +35,7 @@ class LatentSource:
     flow: Flow | None = None
     """Draws e from noise, for models conditioned on e; without it z~ is drawn from its prior."""
 
-    def draw(self, keys_B: np.ndarray, tau: float | Literal["paper"] = 1.0) -> Tensor:
+    def draw(self, keys_B: np.ndarray, tau: Tau = 1.0) -> Tensor:
         """z~, (B, G, d_z); tau scales the noise it is made of, and `paper` is 1 / sqrt(1 + sigma^2)."""
         latent, scale = self.latent, self.temperature(tau)
         keys = torch.from_numpy(keys_B).to(latent.matrix.device)
@@ -36,6 +44,86 @@ class LatentSource:
         e_BGD = self.flow.to_embedding(scale * normal(keys, (latent.groups, latent.dim), DRAW_STREAM))
         return latent.noisy(e_BGD.to(keys.device), keys)
 
-    def temperature(self, tau: float | Literal["paper"]) -> float:
+    def temperature(self, tau: Tau) -> float:
         """tau as a number."""
-        return 1 / math.sqrt(1 + self.latent.sigma**2) if tau == "paper" else tau
+        if tau != "paper" and not 0 < tau < math.inf:
+            raise ConfigError(f"latent_temperature={tau} is not a positive number; use 1.0 or 'paper'")
+        return 1 / math.sqrt(1 + self.latent.sigma**2) if tau == "paper" else float(tau)
+
+
+@dataclass
+class LatentReader:
+    """Reads the latent of texts as training did: encoder, pooling, whitening and, for models given z_0, the flow."""
+
+    encoder: Encoder
+    whitening: Whitening
+    latent: Latent
+    mask_id: int
+    flow: Flow | None = None
+    """From e to z_0, for models conditioned on z_0."""
+
+    def __post_init__(self) -> None:
+        channels = len(self.whitening.mean_D)
+        if self.encoder.dim != channels:
+            raise DataError(
+                f"encoder {self.encoder.name!r} has {self.encoder.dim} channels, but the model was trained with one of "
+                f"{channels}; restore the encoder it was trained with"
+            )
+        self.whitening = self.whitening.to(self.encoder.device)
+        self._reads_ids = self._sees_masks()
+
+    def read(self, x_BL: NDArray[np.int64], lengths_B: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Whitened embeddings (B, G, D_z) and which groups have text (B, G); masked positions are no text."""
+        G, device = self.latent.groups, self.latent.matrix.device
+        pieces = [self._without_masks(piece) for piece in self.encoder.pieces(x_BL, lengths_B, G)]
+        present_BG = np.zeros((len(x_BL), G), dtype=bool)
+        for row, piece in enumerate(pieces):
+            present_BG[row, piece.group_N] = True
+        # A group without a token of its own borrows its neighbour's: right at the end of a text, not in gaps.
+        is_given = (x_BL != self.mask_id) & (np.arange(x_BL.shape[1]) < lengths_B[:, None])
+        present_BG &= is_given.reshape(len(x_BL), G, -1).any(axis=2)
+        most = READ_TOKENS.get(self.encoder.device.type, READ_TOKENS["cuda"])
+        size = max(1, most // max(len(piece.ids_T) for piece in pieces))
+        parts = [self.encoder.embed(pieces[first : first + size], G) for first in range(0, len(pieces), size)]
+        e_BGD = self.whitening.apply(torch.cat(parts)).to(device)
+        if not torch.isfinite(e_BGD).all():
+            raise DataError(f"encoder {self.encoder.name!r} gives NaN or infinity for this text; check its files")
+        return e_BGD, torch.from_numpy(present_BG).to(device)
+
+    def condition(self, e_BGD: Tensor, present_BG: Tensor, keys_B: np.ndarray) -> Tensor:
+        """What stage II is conditioned on, e or z_0, with the row's own noise in groups without text."""
+        keys = torch.from_numpy(keys_B).to(e_BGD.device)
+        noise_BGD = normal(keys, (self.latent.groups, self.latent.dim), FILL_STREAM)
+        e_BGD = torch.where(present_BG[..., None], e_BGD, noise_BGD)
+        return e_BGD if self.flow is None else self.flow.to_latent(e_BGD).to(e_BGD.device)
+
+    def _sees_masks(self) -> bool:
+        """Whether the encoder is handed the model's own ids, masks included, and not its text."""
+        x_1G = np.full((1, self.latent.groups), self.mask_id)
+        ids_T = self.encoder.pieces(x_1G, np.array([self.latent.groups]), self.latent.groups)[0].ids_T
+        return int((ids_T == self.mask_id).sum()) >= self.latent.groups
+
+    def _without_masks(self, piece: Pieces) -> Pieces:
+        kept_T = piece.ids_T != self.mask_id
+        if not self._reads_ids or kept_T.all():
+            return piece
+        token_N = (np.cumsum(kept_T) - 1)[piece.token_N]
+        return Pieces(piece.ids_T[kept_T], token_N, piece.group_N, piece.weight_N)
+
+
+def slerp(a_BGd: Tensor, b_BGd: Tensor, weight: float) -> Tensor:
+    """Spherical interpolation, group by group, from a (weight 0) to b (weight 1).
+
+    Direction along the arc, length in equal steps: with a and b ~ N(0, I) every group stays on the shell where draws
+    lie, and variance 1, which a straight line would not (1/2 in the middle). Group by group, since a group on which
+    the two agree then stays as it is; one angle for the whole row would stretch it.
+    """
+    length_a, length_b = (x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (a_BGd, b_BGd))
+    a, b = a_BGd / length_a, b_BGd / length_b
+    angle = (a * b).sum(dim=-1, keepdim=True).clamp(-1, 1).acos()
+    # Where the two are (anti)parallel there is no arc between them to follow.
+    is_flat = angle.sin() < 1e-4
+    safe = torch.where(is_flat, torch.ones_like(angle), angle)
+    arc = (torch.sin((1 - weight) * safe) * a + torch.sin(weight * safe) * b) / safe.sin()
+    line = (1 - weight) * a_BGd + weight * b_BGd
+    return torch.where(is_flat, line, arc * ((1 - weight) * length_a + weight * length_b))

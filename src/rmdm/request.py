@@ -1,0 +1,142 @@
+"""What can be asked of a trained model, and what comes back. Nothing here imports torch.
+
+Shapes: n texts, L positions, G groups, D_z numbers of an embedding's group, d_z of a latent's as the model sees it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rmdm.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rmdm.samplers.settings import SamplerName
+
+Given = Literal["null", "prior", "encode", "resample"]
+GIVEN = ("null", "prior", "encode", "resample")
+MOST_SEED = 2**63 - 1
+RANGES: dict[str, tuple[int, float, str]] = {
+    "n": (1, math.inf, "1 or more"),
+    "steps": (1, math.inf, "16, for example"),
+    "seed": (0, MOST_SEED, "0, for example"),
+    "latent_seed": (0, MOST_SEED, "0, for example"),
+    "tokens": (1, math.inf, "8, for example"),
+    "draws": (1, math.inf, "16, for example"),
+}
+"""Least and largest value of each whole number of a request, and what to use instead of another."""
+AFFIXES = ("prefix", "suffix", "tokens")
+SOURCES = ("latent", "like", "between")
+ABOUT_LATENTS = (*SOURCES, "latent_temperature", "latent_seed", "given", "draws")
+
+
+@dataclass(frozen=True, eq=False)
+class TextLatent:
+    """What the encoder makes of a text; `latent=`, `like=` and `between=` take it."""
+
+    text: str
+    tokens: "NDArray[np.int64]"
+    """Ids of the text, with the special tokens around it."""
+    embedding: "Tensor"
+    """Whitened embedding e, (G, D_z)."""
+    present: "Tensor"
+    """Which groups have text, (G,); the others get noise of the row that is written, as in training."""
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """Texts, and how they came about."""
+
+    texts: list[str]
+    tokens: "NDArray[np.int64]"
+    """Ids of the rows, (n, L); of a text of known length only its own."""
+    trace: "NDArray[np.int64] | None"
+    """The rows after each step, (steps, n, L), if asked for; the mask's id stands where nothing is written yet."""
+    settings: dict[str, Any]
+    """What they were written with, ready for JSON."""
+    seconds: float
+    """Time to draw latents and tokens."""
+    latents: "Tensor | None"
+    """z~ of the rows, (n, G, d_z), which `latent=` takes; None without one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """What to write. None leaves a choice to the model's own settings."""
+
+    n: int = 1
+    """Number of texts."""
+    steps: int | None = None
+    """Denoising steps; an autoregressive model always takes one a token."""
+    seed: int = 0
+    """Same seed, same texts; text i follows from (seed, i)."""
+    sampler: "SamplerName | None" = None
+    """`ancestral`, `max_prob`, `margin`, `entropy`, `analytic`, `euler` or `ar`; see `SampleSettings`."""
+    temperature: float | None = None
+    """Divides the logits."""
+    top_p: float | None = None
+    """Draw from the smallest set of tokens that holds this much probability."""
+    remask: float | None = None
+    """Share of the written tokens that each step takes back (confidence orders only)."""
+    guidance: float | None = None
+    """Weight on the latent."""
+    latent_temperature: float | Literal["paper"] | None = None
+    """tau: scales the noise a latent is drawn from; `paper` is 1 / sqrt(1 + sigma^2)."""
+    latent_seed: int | None = None
+    """Seed of the latents, where it is not that of the tokens; the latent of text i follows from (latent_seed, i)."""
+    latent: "Tensor | TextLatent | None" = None
+    """z~ for all texts, (G, d_z), or one a text, (n, G, d_z); or what `Model.encode` returns."""
+    like: str | TextLatent | None = None
+    """A text whose latent to write with."""
+    between: "tuple[str | TextLatent | Tensor, str | TextLatent | Tensor] | None" = None
+    """Two texts, or latents, to write in between of."""
+    weight: float = 0.5
+    """Where between the two: 0 is the first, 1 the second."""
+    prefix: str | None = None
+    """What the texts begin with."""
+    suffix: str | None = None
+    """What the texts end with."""
+    tokens: int | None = None
+    """Number of tokens between prefix and suffix, or after the prefix."""
+    infill: str | None = None
+    """A text with gaps, `[MASK]` or `[MASK:n]`, to be filled."""
+    given: Given | None = None
+    """Where the latent comes from when tokens are given; see `LatentConfig.given`."""
+    draws: int | None = None
+    """For `given="resample"`: latents to choose from."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for what no model could do; what depends on the model is checked when it is written."""
+        for name, (low, high, example) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                side = f"below {low}" if value < low else f"above {high}"
+                raise ConfigError(f"{name}={value} is {side}; use {example}")
+        if not 0 <= self.weight <= 1:
+            raise ConfigError(f"weight={self.weight} is outside 0..1; use 0.5 for the middle")
+        if self.given is not None and self.given not in GIVEN:
+            raise ConfigError(f"given={self.given!r} is unknown; {nearest(str(self.given), GIVEN)}")
+        self._check_latent()
+        affixes = self._named(AFFIXES)
+        if self.infill is not None and affixes:
+            raise ConfigError(f"infill and {affixes[0]} exclude each other; write it all into the infill text")
+        if self.given is not None and self.infill is None and not affixes:
+            raise ConfigError(f"given={self.given!r} is about given tokens; give a prefix, a suffix or an infill text")
+        if self.draws is not None and self.given not in (None, "resample"):
+            raise ConfigError(f"draws={self.draws} is for given='resample', not {self.given!r}; drop one of them")
+
+    def _check_latent(self) -> None:
+        sources = self._named(SOURCES)
+        if len(sources) > 1:
+            raise ConfigError(f"{sources[0]} and {sources[1]} both name a latent; give one of them")
+        fixed = sources == ["latent"] and not isinstance(self.latent, TextLatent)
+        idle = self._named(("latent_temperature", "given", "draws", *(("latent_seed",) if fixed else ())))
+        if sources and idle:
+            raise ConfigError(f"{idle[0]} has no say where {sources[0]} names the latent; give one of them")
+
+    def _named(self, names: tuple[str, ...]) -> list[str]:
+        """Those of the fields that were asked for."""
+        return [name for name in names if getattr(self, name) is not None]

@@ -1,0 +1,79 @@
+"""`rmdm sample --show`: denoising as it happens, drawn on standard error so that standard output keeps the texts."""
+
+import sys
+import time
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+from torch import Tensor
+
+from rmdm.data.tokenizer import Tokenizer
+
+BLOCK = "░░"
+PAUSE, SECONDS = 0.15, 5.0
+"""A frame stays for at least PAUSE seconds, less where all frames would then take more than SECONDS."""
+PLAIN_FRAMES = 5
+"""Frames printed where there is no terminal."""
+
+
+class Frames:
+    """A callback for samplers: masked positions as dim blocks, new tokens lit up for one frame, given ones bold."""
+
+    def __init__(self, tokenizer: Tokenizer, start_L: NDArray[np.int64], steps: int, console: Console | None = None):
+        self.tokenizer, self.start_L, self.steps = tokenizer, start_L, steps
+        self.console = console or Console(file=sys.stderr)
+        self.before_BL: NDArray[np.int64] | None = None
+        self.pause = min(PAUSE, SECONDS / max(steps, 1))
+        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        self.drawn = 0.0
+
+    def __enter__(self) -> "Frames":
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, step: int, x_BL: Tensor) -> None:
+        """Draw the rows as they are after a step."""
+        rows_BL = x_BL.cpu().numpy().copy()
+        counter = f"step {step + 1:>{len(str(self.steps))}}/{self.steps}"
+        if self.live is not None:
+            lines = [part for line in self.render(rows_BL) for part in (Text(""), line)]
+            time.sleep(max(0.0, self.drawn + self.pause - time.monotonic()))
+            self.live.update(Group(Text(counter, style="dim"), *lines), refresh=True)
+            self.drawn = time.monotonic()
+        elif step + 1 in plain_steps(self.steps):
+            for line in self.render(rows_BL):
+                print(f"{counter}  {line.plain}", file=self.console.file, flush=True)
+        self.before_BL = rows_BL
+
+    def render(self, x_BL: NDArray[np.int64]) -> list[Text]:
+        """One styled line a row."""
+        before_BL = self.before_BL if self.before_BL is not None else np.broadcast_to(self.start_L, x_BL.shape)
+        texts, edges = self.tokenizer.spans(x_BL)
+        lines = []
+        for x_L, before_L, text, edge in zip(x_BL, before_BL, texts, edges, strict=True):
+            line = Text()
+            for place, token in enumerate(x_L.tolist()):
+                if token == self.tokenizer.mask_id:
+                    line.append(f" {BLOCK}" if line.plain else BLOCK, style="dim")
+                    continue
+                is_given = self.start_L[place] != self.tokenizer.mask_id
+                style = "bold" if is_given else "bold green" if token != before_L[place] else ""
+                line.append(text[edge[place] : edge[place + 1]], style=style)
+            lines.append(line)
+        return lines
+
+
+def plain_steps(steps: int) -> set[int]:
+    """The steps after which a frame is printed where there is no terminal: evenly spread, the last among them."""
+    return {max(1, round(steps * frame / PLAIN_FRAMES)) for frame in range(1, PLAIN_FRAMES + 1)}
