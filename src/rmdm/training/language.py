@@ -1,6 +1,6 @@
 """Stage II as a task of the loop: a process over token rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from rmdm.training.task import Validation
 # to go on (a falling learning rate then follows the new length from there). Which data is meant, the checkpoint tells.
 FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path", "data.workers", "optim.final_lr"}
 FIXED_TRAIN_FIELDS = {"train.batch"}
+SMALL_OPERATIONS = 4e12
+"""A step below this is over on a GPU before the host has started all its kernels."""
 LATENT_FIELDS = {"encoder", "latent", "meanflow"}
 """What processes without a latent do not depend on."""
 FREE_LATENT_FIELDS = {"encoder", "meanflow", "latent.flow", "latent.source", "latent.given"}
@@ -60,13 +62,14 @@ def data_identity(manifest: Manifest) -> dict[str, Any]:
 class LanguageTask:
     """Trains a process of `PROCESSES` on a corpus; `verb` is the one that goes on with the run."""
 
-    section, unit, is_small = "", "tokens", False
+    section, unit = "", "tokens"
 
     def __init__(self, config: Config, corpus: Corpus, verb: str = "train", latents: StageOne | None = None) -> None:
         self.config, self.corpus, self.verb, self.latents = config, corpus, verb, latents
         self.name, self.optim, self.sample_every = config.name, config.optim, config.train.sample_every
         self.settings: LoopConfig = config.train
         self.units_a_row = config.data.length
+        self.is_small = operations(config) < SMALL_OPERATIONS
         self.identity = corpus.identity | (latents.identity if latents is not None else {})
         self.process = PROCESSES[config.process]
         self.flow: Flow | None = None
@@ -111,6 +114,8 @@ class LanguageTask:
             averaged, self.process, self.corpus.valid_rows, limit=self.settings.valid_rows, pad_in_loss=pad_in_loss,
             latents=self.latents.valid if self.latents is not None else None,
         )  # fmt: skip
+        if self.config.latent.independent:  # such a latent tells nothing of the row
+            valid = replace(valid, is_bound=valid.is_bound or self.config.process == "rmdm")
         figures = {"valid_nats": valid.nats, "valid_ppl": valid.ppl, "valid_tokens": valid.tokens}
         return Validation(figures, describe_validation(valid, self.config))
 
@@ -143,6 +148,12 @@ class LanguageTask:
             save_stage_one(folder, self.latents.flow, self.latents.cache)
 
 
+def operations(config: Config) -> float:
+    """Roughly what the trunk's matrix products take in a step: 6 for each weight and token."""
+    weights = 4 * config.model.layers * config.model.width**2 * (1 + config.model.mlp_ratio / 2)
+    return 6 * weights * config.train.batch * config.data.length
+
+
 def start_from(backbone: DiT, ref: str, tokenizer: Tokenizer) -> None:
     """Take over the weights of a trained model; what only the new one has, its condition, stays as it is."""
     model = load_model(ref)
@@ -165,6 +176,7 @@ def is_condition(name: str) -> bool:
 def describe_validation(valid: Perplexity, config: Config) -> str:
     """The validation figure with what it counts."""
     sign = "<= " if valid.is_bound else ""
-    what = "conditional perplexity (given the row's own latent, no bound)" if config.process == "rmdm" else "perplexity"
+    given_its_own = config.process == "rmdm" and not config.latent.independent
+    what = "conditional perplexity (given the row's own latent, no bound)" if given_its_own else "perplexity"
     pad = f", PAD {'counted' if config.data.pad_in_loss else 'not counted'}" if config.data.layout == "padded" else ""
     return f"validation {what} {sign}{valid.ppl:.3f} ({valid.nats:.4f} nats a token, {valid.tokens:,} tokens{pad})"
