@@ -1,10 +1,11 @@
 """The network as samplers see it: modulations made once a request, the head only where a token is wanted."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rmdm.backbone.dit import DiT
@@ -14,23 +15,32 @@ Callback = Callable[[int, Tensor], None]
 
 # Logits of one chunk: a few float64 copies of them are held while tokens are drawn.
 CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**22}
+FIXED_PLACES = 256
+"""Places the head runs on at a time where their number is fixed; fewer for a very large vocabulary."""
 
 
 class Denoiser:
     """A backbone with the conditions of the B rows of a batch; without a condition, a latent's learned null is used.
 
     `c_BGC` may be one row for all. With guidance g != 1 the logits are l_null + g (l_z - l_null).
+
+    How a matrix product rounds depends on its shape, and so on how many rows run together. With `block` every product
+    has the same shape, whatever the batch: the network runs on exactly that many rows at a time, the head on a fixed
+    number of places, both filled up. A row's text then does not depend on the batch even where float ties
+    are frequent (bf16 on a GPU), and a compiled network is compiled once.
     """
 
     @torch.no_grad()
-    def __init__(self, backbone: DiT, c_BGC: Tensor | None = None, guidance: float = 1.0) -> None:
-        self.backbone, self.guidance = backbone, guidance
+    def __init__(
+        self, backbone: DiT, c_BGC: Tensor | None = None, guidance: float = 1.0, block: int | None = None
+    ) -> None:
+        self.backbone, self.guidance, self.block = backbone, guidance, block
         self.length, self.mask_id, self.vocab_size = backbone.length, backbone.mask_id, backbone.vocab_size
         self.device = backbone.embed.weight.device
         if c_BGC is not None and backbone.latent is None:
             raise ValueError("a condition was given to a model without a latent")
         self.null = backbone.modulations(backbone.latent.without(1)) if backbone.latent is not None else None
-        self.six = backbone.modulations(c_BGC) if c_BGC is not None else self.null
+        self.six = self._modulations(c_BGC) if c_BGC is not None else self.null
         self.guided = guidance != 1 and c_BGC is not None
 
     def logits(
@@ -52,9 +62,25 @@ class Denoiser:
         """What the head makes the logits of."""
         h_ND = self._run(x_RL, self._of_rows(rows_R), t_R)[local_N, place_N]
         null_ND = self._run(x_RL, self.null, t_R)[local_N, place_N] if self.guided else None
-        return Hidden(self.backbone, h_ND, null_ND, self.guidance)
+        return Hidden(self.backbone, h_ND, null_ND, self.guidance, fixed=self.block is not None)
+
+    def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
+        if self.block is None:
+            return self.backbone.modulations(c_BGC)
+        parts = [self.backbone.modulations(c_BGC[of]) for of in filled(len(c_BGC), self.block, self.device)]
+        return [torch.cat(each)[: len(c_BGC)] for each in zip(*parts, strict=True)]
 
     def _run(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
+        """Hidden states (R, L, D)."""
+        if self.block is None:
+            return self._forward(x_RL, six, t_R)
+        parts = []
+        for of in filled(len(x_RL), self.block, self.device):
+            some = [each[of] if len(each) > 1 else each for each in six] if six is not None else None
+            parts.append(self._forward(x_RL[of], some, t_R[of] if t_R is not None else None))
+        return torch.cat(parts)
+
+    def _forward(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
         if self.backbone.time is None:
             return self.backbone(x_RL, six=six)
         if t_R is None:
@@ -76,24 +102,37 @@ class Hidden:
     h_ND: Tensor
     null_ND: Tensor | None
     guidance: float
+    fixed: bool = False
+    """Whether the head runs on the same number of places whatever N is."""
 
     def at(self, index_M: Tensor) -> "Hidden":
         """Those of some of the places."""
         null_MD = self.null_ND[index_M] if self.null_ND is not None else None
-        return Hidden(self.backbone, self.h_ND[index_M], null_MD, self.guidance)
+        return replace(self, h_ND=self.h_ND[index_M], null_ND=null_MD)
 
     @torch.no_grad()
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Logits, a slice of the places at a time."""
         N, most = len(self.h_ND), CHUNK_ELEMENTS.get(self.h_ND.device.type, 2**22)
         size = max(1, most // self.backbone.vocab_size)
+        size = min(size, FIXED_PLACES) if self.fixed else size
         for first in range(0, max(N, 1), size):
             part = slice(first, min(first + size, N))
-            logits = self.backbone.logits(self.h_ND[part])
+            logits = self._head(self.h_ND[part], size)
             if self.null_ND is not None:
-                null = self.backbone.logits(self.null_ND[part]).float()
+                null = self._head(self.null_ND[part], size).float()
                 logits = null + self.guidance * (logits.float() - null)
             yield part, logits
+
+    def _head(self, h_ND: Tensor, size: int) -> Tensor:
+        if not self.fixed:
+            return self.backbone.logits(h_ND)
+        return self.backbone.logits(F.pad(h_ND, (0, 0, 0, size - len(h_ND))))[: len(h_ND)]
+
+
+def filled(count: int, block: int, device: torch.device) -> list[Tensor]:
+    """Numbers 0..count-1 in blocks of one size, the last of which repeats its last number."""
+    return [torch.arange(i, i + block, device=device).clamp_(max=count - 1) for i in range(0, count, block)]
 
 
 def send(array: np.ndarray, device: torch.device) -> Tensor:

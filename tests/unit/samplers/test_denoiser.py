@@ -91,3 +91,28 @@ def test_nothing_is_recorded_for_gradients(latent_model, x_BL):
     c_BGC = latent_model.latent(torch.randn(B, 2, 3))
     assert c_BGC.requires_grad
     assert not Denoiser(latent_model, c_BGC).logits(x_BL, None, *places(B, 3)).requires_grad
+
+
+@pytest.mark.parametrize("kind", ["latent", "guided", "time"])
+def test_blocks_give_every_product_one_shape_and_rows_the_same_logits_in_any_batch(kind, monkeypatch):
+    model = tiny_backbone(V, L, time=True) if kind == "time" else tiny_backbone(V, L, groups=2)
+    rows, guidance = 10, 2.0 if kind == "guided" else 1.0
+    x_BL = torch.randint(V + 1, (rows, L), generator=torch.Generator().manual_seed(3))
+    c_BGC, t_B = (None, torch.linspace(0.1, 1, rows)) if kind == "time" else (condition(model, rows), None)
+    plain = Denoiser(model, c_BGC, guidance).logits(x_BL, None, *places(rows, 7), t_B)
+    shapes = set()
+    forward, head, modulations = model.forward, model.logits, model.modulations
+    monkeypatch.setattr(model, "forward", lambda x, *a, **k: shapes.add(tuple(x.shape)) or forward(x, *a, **k))
+    monkeypatch.setattr(model, "logits", lambda h: shapes.add(tuple(h.shape)) or head(h))
+    monkeypatch.setattr(model, "modulations", lambda c: shapes.add(("c", len(c), c.shape[1])) or modulations(c))
+
+    def at(chosen: list[int]) -> torch.Tensor:
+        c, t = (each[chosen] if each is not None else None for each in (c_BGC, t_B))
+        row, place = torch.arange(len(chosen)).repeat_interleave(L), torch.arange(L).repeat(len(chosen))
+        return Denoiser(model, c, guidance, block=4).logits(x_BL[chosen], None, row, place, t).unflatten(0, (-1, L))
+
+    whole = at(list(range(rows)))
+    for chosen in ([0], [9], [3, 4, 5], [9, 8, 7, 6, 5]):
+        assert torch.equal(at(chosen), whole[chosen])
+    assert shapes - {("c", 4, 2), ("c", 1, 1)} == {(4, L), (denoiser.FIXED_PLACES, 16)}
+    torch.testing.assert_close(whole[places(rows, 7)], plain, atol=1e-5, rtol=1e-5)

@@ -151,7 +151,7 @@ def test_remasking_takes_back_and_makes_up_for_it():
     assert any(((a != MASK) & (b != MASK) & (a != b)).any() for a, b in itertools.pairwise(states))
 
 
-def requests(chosen: SampleSettings, model, n: int, batch: int) -> torch.Tensor:
+def requests(chosen: SampleSettings, model, n: int, batch: int, block: int | None = None) -> torch.Tensor:
     """n requests of one row each, `batch` of them at a time, every one with its own seed, gaps and latent."""
     x_BL = torch.full((n, model.length), model.mask_id)
     given_BL = torch.rand(x_BL.shape, generator=torch.Generator().manual_seed(0)) < 0.2
@@ -163,7 +163,7 @@ def requests(chosen: SampleSettings, model, n: int, batch: int) -> torch.Tensor:
     for first in range(0, n, batch):
         of = slice(first, first + batch)
         c = model.latent(z[of]).detach() if model.latent is not None else None
-        parts.append(sample(Denoiser(model, c), x_BL[of], keys_B[of], chosen))
+        parts.append(sample(Denoiser(model, c, block=block), x_BL[of], keys_B[of], chosen))
     return torch.cat(parts)
 
 
@@ -181,6 +181,14 @@ def test_a_request_gives_the_same_text_alone_and_in_a_batch_of_64(name, chosen):
     alone, together = requests(chosen, model, n, 1), requests(chosen, model, n, 64)
     assert len(torch.unique(alone, dim=0)) > n // 2
     assert (alone != together).any(dim=1).sum() == 0
+
+
+@pytest.mark.parametrize("name", ["ancestral", "margin"])
+def test_blocks_leave_the_text_as_it_is(name):
+    model, chosen = tiny_backbone(50, 16, groups=4), SampleSettings(name, steps=5)
+    plain = requests(chosen, model, 64, 64)
+    for batch in (64, 7):
+        assert (requests(chosen, model, 64, batch, block=3) != plain).any(dim=1).sum() <= 1
 
 
 def test_rows_belong_to_seed_and_number_not_to_the_batch():
