@@ -251,7 +251,10 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
 
 def tau_of(word: str) -> Any:
     """A number, or `paper`."""
-    return word if word == "paper" else float(word)
+    try:
+        return word if word == "paper" else float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is neither a number nor 'paper'") from None
 
 
 def run_out(ref: str, out: str | None, config: Any) -> Path:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rmdm.data.tokenizer import Tokenizer
 
-BLOCK = "░░"
+BLOCK, END = "░░", "¶"
+"""A position that is masked, and the end of a document."""
 PAUSE, SECONDS = 0.15, 5.0
 """A frame stays for at least PAUSE seconds, less where all frames would then take more than SECONDS."""
 PLAIN_FRAMES = 5
@@ -53,7 +54,7 @@ class Frames:
             self.drawn = time.monotonic()
         elif step + 1 in plain_steps(self.steps):
             for line in self.render(rows_BL):
-                print(f"{counter}  {line.plain}", file=self.console.file, flush=True)
+                print(f"{counter}  {' '.join(line.plain.split())}", file=self.console.file, flush=True)
         self.before_BL = rows_BL
 
     def render(self, x_BL: NDArray[np.int64]) -> list[Text]:
@@ -66,6 +67,9 @@ class Frames:
             for place, token in enumerate(x_L.tolist()):
                 if token == self.tokenizer.mask_id:
                     line.append(f" {BLOCK}" if line.plain else BLOCK, style="dim")
+                    continue
+                if token == self.tokenizer.separator_id:
+                    line.append(f" {END} ", style="dim")
                     continue
                 is_given = self.start_L[place] != self.tokenizer.mask_id
                 style = "bold" if is_given else "bold green" if token != before_L[place] else ""
