@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 from rmdm.errors import ConfigError
 from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_ancestral, sample_rows
+from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE
 from tests.reference.tiny import tiny_backbone
 
 V, L = 6, 8
 MODEL, CAUSAL, LATENT = tiny_backbone(V, L), tiny_backbone(V, L, causal=True), tiny_backbone(V, L, groups=4)
+TIMED = tiny_backbone(V, L, time=True)
 MASK = V
 
-masked_settings = st.builds(
-    lambda order, steps, temperature, top_p, remask: SampleSettings(
-        order, steps, temperature, top_p, remask if order != "ancestral" else 0.0
+any_order_settings = st.builds(
+    lambda name, steps, temperature, top_p, remask: SampleSettings(
+        name, steps, temperature, top_p, remask if name in CONFIDENCE else 0.0
     ),
-    st.sampled_from(["ancestral", "max_prob", "margin", "entropy"]),
+    st.sampled_from([name for name in SAMPLERS if name != "ar"]),
     st.integers(1, 20),
     st.sampled_from([0.3, 1.0, 1.7]),
     st.sampled_from([0.5, 1.0]),
@@ -41,12 +43,15 @@ def keeps_what_is_given(x_BL, got_BL):
     return torch.equal(got_BL[given_BL], x_BL[given_BL]) and bool(((got_BL >= 0) & (got_BL < V)).all())
 
 
-@given(patterns, masked_settings, st.integers(0, 2**40), st.booleans(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@given(patterns, any_order_settings, st.integers(0, 2**40), st.booleans(), st.booleans())
+@settings(max_examples=200, deadline=None)
 def test_given_tokens_survive_and_every_mask_is_filled(pattern, chosen, seed, latent, listen):
     x_BL = torch.tensor(pattern)
     before = x_BL.clone()
-    denoiser = Denoiser(LATENT, condition(len(x_BL))) if latent else Denoiser(MODEL)
+    if chosen.sampler in SCORE:
+        denoiser = Denoiser(TIMED)
+    else:
+        denoiser = Denoiser(LATENT, condition(len(x_BL))) if latent else Denoiser(MODEL)
     seen = []
     callback = (lambda step, x: seen.append((step, x.clone()))) if listen else None
     got_BL = sample(denoiser, x_BL, row_keys(seed, range(len(x_BL))), chosen, callback)
