@@ -16,6 +16,7 @@ from rmdm.config import Config, load_config
 SMALL = {
     "data.stories": "600",
     "data.holdout": "100",
+    "process": "mdlm",
     "encoder.name": "null",
     "model.layers": "2",
     "model.width": "32",

@@ -38,6 +38,14 @@ def test_two_ranks_have_the_losses_of_one(shards, single, tmp_path, parallel):
     assert single[0] - single[-1] > 0.05, "the weights must have moved for the comparison to mean something"
 
 
+@pytest.mark.parametrize("process", ["sedd", "rmdm"])
+def test_conditioned_models_can_be_sharded(shards, tmp_path, process):
+    flags = {"process": process, "latent__independent": "true", "latent__draw": "prior", "train__sample_every": "6"}
+    one = train(shards, tmp_path / "one", ranks=1, **flags)
+    two = train(shards, tmp_path / "two", ranks=2, train__parallel="fsdp", **flags)
+    assert two == pytest.approx(one, abs=1e-5)
+
+
 def test_tied_embeddings_can_be_sharded(shards, tmp_path):
     one = train(shards, tmp_path / "one", ranks=1, model__tie_embeddings="true")
     two = train(shards, tmp_path / "two", ranks=2, model__tie_embeddings="true", train__parallel="fsdp")
@@ -50,7 +58,7 @@ def test_run_goes_through_all_stages_under_torchrun(tmp_path):
     objects = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(objects) == 1, "one rank speaks for all"
     assert objects[0]["train"]["step"] == 4
-    assert [row["steps"] for row in objects[0]["consistency"]] == [1, 2, 4, 8, 16, 32]
+    assert [row["steps"] for row in objects[0]["stories"]] == [1, 2, 4, 8, 16, 32, None]
 
 
 def test_two_ranks_agree_when_padding_is_not_counted(shards, tmp_path):

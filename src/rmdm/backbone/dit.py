@@ -18,6 +18,7 @@ Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected position
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -142,6 +143,18 @@ class Block(nn.Module):
         return self.condition(c_BGC).unflatten(-1, (6, -1))
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the condition of some rows is made of in training."""
+
+    key_B: Tensor
+    """One key a row for the latent's noise, and for the choice of rows that go without."""
+    z_BGK: Tensor | None = None
+    """Their embeddings or latents, for a model that has them."""
+    t_B: Tensor | None = None
+    """Their times, for a model that is told them."""
+
+
 class DiT(nn.Module):
     """Token ids in, hidden states out; `head` holds the output matrix for `backbone.cross_entropy` and `logits`."""
 
@@ -197,12 +210,16 @@ class DiT(nn.Module):
         cache: KVCache | None = None,
         c_BGC: Tensor | None = None,
         six: Sequence[Tensor] | None = None,
+        given: Given | None = None,
     ) -> Tensor:
         """Hidden states (B, L, D) of the last layer, normalised, ready for the head.
 
-        The condition is given as `c_BGC`, or as what `modulations` made of it once for many calls. Without either, a
-        model that has one runs as if it had none: its six vectors are the trunk's own.
+        The condition is `c_BGC`, or what `condition` makes of `given` (here, where a sharded model has its weights
+        whole), or `six`, which `modulations` made once for many calls. Without any of them, a model that has one runs
+        as if it had none: its six vectors are the trunk's own.
         """
+        if given is not None:
+            c_BGC = self.condition(given)
         start = cache.filled if cache is not None else 0
         cos, sin = self.rotary(start, x_BL.shape[1])
         h_BLD = self.embed(x_BL)
@@ -214,6 +231,13 @@ class DiT(nn.Module):
         if cache is not None:
             cache.filled += x_BL.shape[1]
         return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
+
+    def condition(self, given: Given) -> Tensor | None:
+        """What the rows' latents or times are to the blocks [Paper §3.4]; some rows are trained without a latent."""
+        if self.latent is not None:
+            zt_BGd = self.latent.noisy(given.z_BGK, given.key_B)
+            return self.latent(zt_BGd, self.latent.kept(given.key_B) if self.training else None)
+        return self.time(given.t_B) if self.time is not None else None
 
     def modulations(self, c_BGC: Tensor) -> list[Tensor]:
         """What every block makes of the condition, (B, G, 6, D) each: it does not change from step to step."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rmdm.backbone.cross_entropy import linear_cross_entropy, linear_nll
-from rmdm.backbone.dit import DiT
+from rmdm.backbone.dit import DiT, Given
 
 # Streams of the counter-based generator, one for each kind of draw.
 TIME_STREAM, MASK_STREAM, DROPOUT_STREAM = 1, 2, 3
@@ -96,18 +96,11 @@ class Objective(nn.Module):
     @torch.no_grad()
     def nll(self, batch: Batch) -> Tensor:
         """-log p(target_n), or the score entropy, for each selected position."""
-        head, vocab = self.backbone.head.weight, self.backbone.vocab_size
-        return linear_nll(self.selected(batch, None), head, batch.target_N, vocab, self.score_entropy)
+        h_ND = self.selected(batch, None)
+        head, vocab = self.backbone.head.weight, self.backbone.vocab_size  # after the forward pass: a shard before it
+        return linear_nll(h_ND, head, batch.target_N, vocab, self.score_entropy)
 
     def selected(self, batch: Batch, noise_key_B: Tensor | None) -> Tensor:
         """Hidden states at the selected positions, (N, D)."""
-        h_BLD = self.backbone(batch.x_BL, noise_key_B, c_BGC=self.condition(batch))
-        return h_BLD.flatten(0, 1)[batch.select_N]
-
-    def condition(self, batch: Batch) -> Tensor | None:
-        """What the rows' latents or times are to the blocks [Paper §3.4]; some rows are trained without a latent."""
-        latent, time = self.backbone.latent, self.backbone.time
-        if latent is not None:
-            zt_BGd = latent.noisy(batch.z_BGK, batch.noise_key_B)
-            return latent(zt_BGd, latent.kept(batch.noise_key_B) if self.training else None)
-        return time(batch.t_B) if time is not None else None
+        given = Given(batch.noise_key_B, batch.z_BGK, batch.t_B)
+        return self.backbone(batch.x_BL, noise_key_B, given=given).flatten(0, 1)[batch.select_N]

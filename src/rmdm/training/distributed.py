@@ -113,6 +113,19 @@ def shard(objective: nn.Module, precision: torch.dtype) -> None:
     fully_shard(backbone(objective), mp_policy=policy, reshard_after_forward=False)
 
 
+@contextmanager
+def whole(objective: nn.Module) -> Generator[None]:
+    """All parameters of a sharded module gathered, for what is computed outside its forward pass; then given back."""
+    sharded = [module for module in objective.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in sharded:
+            module.reshard()
+
+
 def reshard(objective: nn.Module) -> None:
     """Give back what a forward pass without backward has gathered."""
     trunk = backbone(objective)

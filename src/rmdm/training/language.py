@@ -76,6 +76,8 @@ class LanguageTask:
 
     def fixed(self, field: str) -> bool:
         """All but `FREE_FIELDS`, and the latent's settings where there is none."""
+        if field == "latent.width":
+            return self.config.process in {"rmdm", "sedd"}
         latent = FREE_LATENT_FIELDS if self.config.process == "rmdm" else LATENT_FIELDS
         return field in FIXED_TRAIN_FIELDS or not lies_in(field, FREE_FIELDS | latent)
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from rmdm.config import save_config
 from rmdm.errors import ConfigError
 from rmdm.training.checkpoint import load_checkpoint, save_checkpoint
-from rmdm.training.distributed import Parallel, World, blocks, reshard, shard
+from rmdm.training.distributed import Parallel, World, blocks, reshard, shard, whole
 from rmdm.training.guards import check_finite, repeatable, signals
 from rmdm.training.metrics import Ledger, MetricsLog
 from rmdm.training.optim import build_optimizer, ema_decay, learning_rate, update_ema
@@ -137,10 +137,8 @@ class Trainer(Generic[M]):
 
     def samples(self) -> list[str]:
         """What the averaged weights make."""
-        with self.autocast():
-            lines = self.task.samples(self.averaged)
-        reshard(self.averaged)
-        return lines
+        with self.autocast(), whole(self.averaged):
+            return self.task.samples(self.averaged)
 
     def save(self, step: int, window: list[list[float]]) -> Path:
         """Write a checkpoint with everything needed to go on after `step`."""
