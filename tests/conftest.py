@@ -3,15 +3,17 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # else numba, once imported, gives torch all cores again
+os.environ.setdefault("NUMBA_OPT", "0")  # umap compiles for many seconds to place a few points
 
 import dataclasses
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rmdm.config import Config, load_config
+from tests import warm
 
 SMALL = {
     "data.stories": "600",
@@ -70,13 +72,9 @@ def small_config(process: str = "mdlm", **train: object) -> Config:
     )  # fmt: skip
 
 
-def rmdm(*args: str, ranks: int = 1, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, under torchrun when `ranks` > 1."""
-    command = [sys.executable, "-m", "rmdm", *args]
-    if ranks > 1:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command = [*launcher, "-m", "rmdm", *args]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=280)
+def rmdm(*args: str, ranks: int = 1, fresh: bool = False, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own; `fresh` is a new interpreter, under torchrun if `ranks` > 1."""
+    done = warm.fresh("-m", "rmdm", *args, ranks=ranks) if fresh else warm.run(warm.CLI, *args, ranks=ranks)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 
 from rmdm.data.prepare import prepare
+from tests import warm
 from tests.conftest import small_config, small_flags
 from tests.unit.encoders.networks import save_encoder
 
@@ -24,6 +25,7 @@ ALIGN = {
     "latent.fit_rows": "65536",
     "latent.dtype": "fp16",
     "meanflow.recipe": "robust",
+    "meanflow.direction": "align",
     "meanflow.optim.schedule": "constant",
     "meanflow.model.layers": "1",
     "meanflow.model.width": "16",
@@ -67,19 +69,20 @@ def align_flags(shards: Path, encoder: Path | str, **overrides: str) -> list[str
     return small_flags(**({"data__dir": str(shards), "train__device": "cpu"} | own | overrides))
 
 
-def command(*args: str, ranks: int = 1, hook: str = "") -> list[str]:
-    """`rmdm` with the sizes above in a process of its own, after some lines of Python, under torchrun if asked."""
-    code = f"{SMALLER}{hook}\nimport sys\nfrom rmdm.cli import main\nsys.exit(main())\n"
-    if ranks == 1:
-        return [sys.executable, "-c", code, *args]
-    # torchrun starts a program of its own on each rank: the same interpreter with the same lines.
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*launcher, "--no-python", sys.executable, "-c", code, *args]
+def run(
+    *args: str, ranks: int = 1, hook: str = "", fresh: bool = False, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """`rmdm` with the sizes above in a process of its own, after some lines of Python.
 
-
-def run(*args: str, ranks: int = 1, hook: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
-    done = subprocess.run(command(*args, ranks=ranks, hook=hook), capture_output=True, text=True, timeout=280)
+    With `fresh` that is a new interpreter, under torchrun if there are more ranks.
+    """
+    code = f"{SMALLER}{hook}\n{warm.CLI}"
+    if fresh:
+        # torchrun takes no lines of Python, but any program.
+        program = ["--no-python", sys.executable] if ranks > 1 else []
+        done = warm.fresh(*program, "-c", code, *args, ranks=ranks)
+    else:
+        done = warm.run(code, *args, ranks=ranks)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -87,15 +90,15 @@ def run(*args: str, ranks: int = 1, hook: str = "", check: bool = True) -> subpr
 
 def kill_when(condition: Callable[[], bool], *args: str, hook: str = "", signal: int = 9) -> str:
     """Start it, kill it once the condition holds, and return what it said; to end before that is a failure."""
-    process = subprocess.Popen(command(*args, hook=hook), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = warm.Process(f"{SMALLER}{hook}\n{warm.CLI}", *args)
     deadline = time.monotonic() + 120
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"never got there: {process.communicate()[0]}")
+            process.send_signal(9)
+            pytest.fail(f"never got there: {process.communicate()}")
         time.sleep(0.01)
     process.send_signal(signal)
-    said = process.communicate()[0]
+    said = "".join(process.communicate())
     assert process.returncode == (-9 if signal == 9 else 128 + signal), said
     return said
 

@@ -1,13 +1,13 @@
 """One rank against two (gloo, on the CPU): the same losses, and checkpoints that move between them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.conftest import rmdm, small_flags
+from tests.unit.training.toy import MAIN
 
 
 def losses(run: Path) -> list[float]:
@@ -54,7 +54,7 @@ def test_tied_embeddings_can_be_sharded(shards, tmp_path):
 
 def test_run_goes_through_all_stages_under_torchrun(tmp_path):
     flags = small_flags(data__dir=str(tmp_path / "shards"), train__device="cpu", train__steps="4")
-    done = rmdm("run", "storyworld-mini", *flags, "--out", str(tmp_path / "run"), "--json", ranks=2)
+    done = rmdm("run", "storyworld-mini", *flags, "--out", str(tmp_path / "run"), "--json", ranks=2, fresh=True)
     objects = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(objects) == 1, "one rank speaks for all"
     assert objects[0]["train"]["step"] == 4
@@ -78,10 +78,7 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(shards, straight, tmp_p
 
 
 def train_toy(out: Path, *, ranks: int, parallel: str) -> list[float]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launcher, "-m", "tests.unit.training.toy", str(out), parallel]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=root)
+    done = warm.run(MAIN, str(out), parallel, ranks=ranks, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout + done.stderr
     return losses(out)
 

@@ -10,6 +10,7 @@ import torch
 
 from rmdm.cli import main
 from rmdm.encoders.cache import LatentRows
+from rmdm.evaluation import consistency
 from rmdm.meanflow.flow import Flow
 from rmdm.training.checkpoint import list_checkpoints
 from tests.stage_one import align_flags, files_under, kill_when, prepare_stories, run, save_bert
@@ -28,7 +29,7 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("align")
     shards = prepare_stories(folder / "shards")
     (folder / "encoder").write_text(str(save_bert(folder / "bert", shards)))
-    run("encode", "storyworld-mini", *flags(folder))
+    run("encode", "storyworld-mini", *flags(folder), fresh=True)
     run("align", "storyworld-mini", *flags(folder), "--out", str(folder / "whole"))
     return folder
 
@@ -163,7 +164,7 @@ def test_what_is_finished_is_left_alone_and_said_so(place):
     done = run("align", "storyworld-mini", *flags(place), "--out", str(place / "whole"))
     assert "made before" in done.stdout
     assert times() == before
-    again = run("align", str(place / "whole"))
+    again = run("align", str(place / "whole"), fresh=True)
     assert "made before" in again.stdout, "the run directory is a preset of its own"
     assert times() == before
 
@@ -215,8 +216,10 @@ def test_the_report_on_a_run(place, capfd):
     assert "z_0 robust, 4 steps" in (place / "whole" / "latents" / "report.txt").read_text()
 
 
-def test_few_held_out_rows_make_no_report_and_do_not_stop_a_run(place, tmp_path, capfd):
+def test_few_held_out_rows_make_no_report_and_do_not_stop_a_run(place, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(consistency, "STORIES", 16)
     few = {"data__dir": str(tmp_path / "few"), "data__stories": "320", "data__holdout": "20", "train__steps": "4"}
+    few |= {"process": "rmdm", "latent__draw": "prior"}
     words = align_flags(tmp_path, place / "bert", **few)
     assert main(["run", "storyworld-mini", *words, "--out", str(tmp_path / "run"), "--json"]) == 0
     printed = capfd.readouterr()

@@ -288,7 +288,7 @@ def test_a_report_on_too_few_rows(place, capfd):
 
 def test_a_batch_that_does_not_divide_over_ranks(place):
     words = ["align", "storyworld-mini", *flags(meanflow__train__batch="15"), "--out", "new"]
-    done = run(*words, ranks=2, check=False)
+    done = run(*words, ranks=2, fresh=True, check=False)
     assert done.returncode != 0
     # Two ranks write at once, so that one's line may follow the other's without a break.
     rest = done.stderr.replace(

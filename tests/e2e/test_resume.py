@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rmdm.training.checkpoint import list_checkpoints
+from tests import warm
 from tests.conftest import rmdm, small_flags
 
 
@@ -31,17 +31,16 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert all(a[name].equal(b[name]) for name in a)
 
 
-def start(*args: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "rmdm", "train", "storyworld-mini", *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(*args: str, hook: str = "") -> warm.Process:
+    return warm.Process(f"{hook}{warm.CLI}", "train", "storyworld-mini", *args)
 
 
-def wait_for(condition, process: subprocess.Popen[str]) -> None:
+def wait_for(condition, process: warm.Process) -> None:
     for _ in range(2000):
         if condition():
             return
         if process.poll() is not None:
-            pytest.fail(f"ended too early: {process.communicate()[0]}")
+            pytest.fail(f"ended too early: {process.communicate()}")
         time.sleep(0.03)
     pytest.fail("the run never got there")
 
@@ -50,7 +49,7 @@ def wait_for(condition, process: subprocess.Popen[str]) -> None:
 def whole(shards, tmp_path_factory) -> Path:
     """The run that nothing interrupts; dropout on, so that its draws are resumed too."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    rmdm("train", "storyworld-mini", *flags(shards), "--out", str(out))
+    rmdm("train", "storyworld-mini", *flags(shards), "--out", str(out), fresh=True)
     return out
 
 
@@ -76,17 +75,15 @@ def test_kill_while_a_checkpoint_is_written_leaves_nothing_corrupt(shards, whole
     out = tmp_path / "run"
     # A marker file tells when the third checkpoint is half written; the process then waits to be killed.
     hook = (
-        "import rmdm.training.checkpoint as c, sys, time, pathlib\n"
+        "import rmdm.training.checkpoint as c, time, pathlib\n"
         "real = c.dcp.save\n"
         "def slow(state, **kw):\n"
         "    real(state, **kw)\n"
         f"    if len(c.list_checkpoints(pathlib.Path({str(out)!r}))) == 2:\n"
         f"        pathlib.Path({str(tmp_path / 'now')!r}).touch(); time.sleep(600)\n"
         "c.dcp.save = slow\n"
-        "from rmdm.cli import main; sys.exit(main())\n"
     )
-    command = [sys.executable, "-c", hook, "train", "storyworld-mini", *flags(shards), "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start(*flags(shards), "--out", str(out), hook=hook)
     wait_for((tmp_path / "now").exists, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -101,7 +98,7 @@ def test_a_signal_saves_and_says_how_to_go_on(shards, whole, tmp_path):
     process = start(*flags(shards, train__save_every="0"), "--out", str(out))
     wait_for(lambda: (out / "metrics.jsonl").exists() and len(losses(out)) >= 3, process)
     process.send_signal(signal.SIGTERM)
-    text = process.communicate(timeout=60)[0]
+    text = "".join(process.communicate())
     assert process.returncode == 143
     assert f"rmdm train {out} --resume auto" in text
     rmdm("train", str(out), "--resume", "auto")

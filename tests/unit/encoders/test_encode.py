@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -30,7 +28,8 @@ from rmdm.encoders.find import open_encoder
 from rmdm.encoders.online import OnlineLatents
 from rmdm.encoders.whitening import Whitening
 from rmdm.errors import ConfigError, DataError
-from tests.unit.encoders.toy import Toy, toy_config
+from tests import warm
+from tests.unit.encoders.toy import MAIN, Toy, toy_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -234,8 +233,7 @@ def test_killed_again_and_again_it_still_ends_with_the_same_bytes(shards: Path, 
     folder, kills = tmp_path / "killed", 0
 
     def run() -> int:
-        command = [sys.executable, "-c", PROGRAM, str(shards), str(folder), str(3 + 4 * kills)]
-        return subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode
+        return warm.run(PROGRAM, str(shards), str(folder), str(3 + 4 * kills), cwd=ROOT).returncode
 
     while (code := run()) == -signal.SIGKILL:
         kills += 1
@@ -247,15 +245,15 @@ def test_killed_again_and_again_it_still_ends_with_the_same_bytes(shards: Path, 
 def test_killed_from_outside_it_goes_on_where_it_was(shards: Path, tmp_path: Path) -> None:
     make(toy_config(), shards, tmp_path / "whole")
     folder = tmp_path / "killed"
-    command = [sys.executable, "-m", "tests.unit.encoders.toy", str(shards), str(folder), "64", "0.05"]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = warm.Process(MAIN, str(shards), str(folder), "64", "0.05", cwd=ROOT)
     deadline = time.monotonic() + 60
     while not (folder / "train.e.parts" / "000002.json").exists():
         assert process.poll() is None, "it must not end before it is killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
     assert not (folder / "manifest.json").exists()
     toy = Toy()
     make(toy_config(), shards, folder, toy)

@@ -18,6 +18,9 @@ from rmdm.data.shards import TokenRows
 from rmdm.encoders import cache
 from rmdm.encoders.encoder import Pieces
 
+MAIN = "import sys\nfrom tests.unit.encoders.toy import main\nmain(*sys.argv[1:])\n"
+"""The same for a process that starts warm."""
+
 
 class Toy:
     """Each model token is one token of the encoder; context comes from the token before."""

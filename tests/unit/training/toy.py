@@ -1,10 +1,6 @@
-"""A task unlike stage II: rows of numbers, a loss with a Jacobian-vector product, checkpoints in a folder of the run.
-
-`python -m tests.unit.training.toy OUT PARALLEL` trains it, also under torchrun.
-"""
+"""A task unlike stage II: rows of numbers, a loss with a Jacobian-vector product, its own folder for checkpoints."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +16,8 @@ from rmdm.training.steps import Plan, Step
 from rmdm.training.task import Validation
 from tests.conftest import small_config
 
+MAIN = "import sys\nfrom tests.unit.training.toy import main\nmain(*sys.argv[1:])\n"
+"""Trains it in a process of its own: OUT PARALLEL."""
 DIM = 4
 
 
@@ -129,7 +127,8 @@ def toy_config(**train: object) -> Config:
     return dataclasses.replace(small_config(), meanflow=MeanFlowConfig(optim=optim, train=LoopConfig(**loop)))
 
 
-if __name__ == "__main__":
+def main(out: str, parallel: str) -> None:
+    """Train it as one rank of however many there are."""
     with world("cpu") as here:
-        config = toy_config(parallel=sys.argv[2], micro_batch=2)
-        train(ToyTask(config), Path(sys.argv[1]), here, resume="auto", show=print)
+        config = toy_config(parallel=parallel, micro_batch=2)
+        train(ToyTask(config), Path(out), here, resume="auto", show=print)
