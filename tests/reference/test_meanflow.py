@@ -20,9 +20,11 @@ from tests.reference.gaussian import Exact, Gaussian, fit, flow_batch, shaken, s
 DATA = {"round": Gaussian.round(2, 2, 3.0), "tilted": Gaussian.tilted(2, 2, 2.0, 9.0)}
 PAIRS = [(0.0, 1.0), (0.25, 0.75), (0.1, 0.9), (0.5, 1.0)]
 SEED = 0
+TRAINING = {"linear": (250, 4e-3), "vp": (180, 3e-3)}
+"""Steps and rate: the linear path takes longer to learn, and at its rate the other one is unstable."""
 TOLERANCE, MEAN_TOLERANCE = 0.3, 0.15
-"""Error of u over its own size, the largest and the mean over `PAIRS`: 1 for an untrained network; at most 0.21 and
-0.10 for seed 0, 0.23 and 0.18 for seed 1."""
+"""Error of u over its own size, the largest and the mean over `PAIRS`: 1 for an untrained network; at most 0.18 and
+0.11 for seed 0, 0.20 and 0.12 for seed 1."""
 
 
 def uniform_pairs(path: str) -> Recipe:
@@ -43,7 +45,8 @@ def learnt(request) -> tuple[str, Gaussian, FlowNet]:
     path, data = request.param[0], DATA[request.param[1]]
     net = small_net(2, 2, SEED)
     objective = MeanFlowObjective(net, PATHS[path])
-    averaged = fit(objective, lambda step: flow_batch(data, uniform_pairs(path), "align", SEED, step, 512), 400, 4e-3)
+    steps, lr = TRAINING[path]
+    averaged = fit(objective, lambda step: flow_batch(data, uniform_pairs(path), "align", SEED, step, 256), steps, lr)
     return path, data, averaged
 
 
