@@ -208,8 +208,8 @@ class Model:
             )
         whitening = Whitening.load(self.folder / "whitening.safetensors")
         encoder = open_encoder(self.config.encoder, self.tokenizer, self.config.data.length, self.device)
-        to_z0 = None if self.config.latent.draw == "flow" else self._flow
-        return LatentReader(encoder, whitening, latent, self.backbone.mask_id, to_z0)
+        gives_z0 = self.config.latent.draw == "prior"
+        return LatentReader(encoder, whitening, latent, self._flow, gives_z0, self.backbone.mask_id)
 
     @cached_property
     def _flow(self) -> Flow:
@@ -292,7 +292,8 @@ class Model:
                 )
         if drawn.by == "encode":
             e_1GD, present_1G = self.read_given(x_BL[:1])
-            return self._noisy(e_1GD[0], present_1G[0], keys_B)
+            e_BGD = self._filled(TextLatent("", x_BL[0].cpu().numpy(), e_1GD[0], present_1G[0]), keys_B)
+            return self._noisy(self.reader.condition(e_BGD), keys_B)
         if request.between is not None:
             return self._between(request.between, request.weight, keys_B)
         if request.like is not None or request.latent is not None:
@@ -320,31 +321,38 @@ class Model:
         e_1GD, present_1G = self.reader.read(x_L[None], np.array([length]))
         return TextLatent(text, x_L[:length], e_1GD[0], present_1G[0])
 
-    def _noisy(self, e_GD: Tensor, present_G: Tensor, keys_B: NDArray[np.int64]) -> Tensor:
-        """z~ of each row from one embedding: noise where it has no text, and that of training."""
-        n = len(keys_B)
-        z_BGD = self.reader.condition(e_GD.expand(n, -1, -1), present_G.expand(n, -1), keys_B)
+    def _filled(self, text: TextLatent, keys_B: NDArray[np.int64], name: str = "latent") -> Tensor:
+        """Its embedding for each row, with the row's noise where it has no text."""
+        latent, n = self._latent(), len(keys_B)
+        self._check_shape(text.embedding, (latent.groups, latent.dim), name)
+        e_GD, present_G = text.embedding.to(self.device), text.present.to(self.device)
+        return self.reader.fill(e_GD.expand(n, -1, -1), present_G.expand(n, -1), keys_B)
+
+    def _noisy(self, z_BGD: Tensor, keys_B: NDArray[np.int64]) -> Tensor:
+        """z~: with the noise of training, under the row's key."""
         return self._latent().noisy(z_BGD, torch.from_numpy(keys_B).to(z_BGD.device))
 
     def _between(self, ends: tuple[LatentEnd, LatentEnd], weight: float, keys_B: NDArray[np.int64]) -> Tensor:
         if len(ends) != 2:
             raise ConfigError(f"between takes two texts or latents, not {len(ends)}")
-        first, second = (self._end(end, "between", keys_B) for end in ends)
-        return slerp(first, second, weight)
+        first, second = (self._read(end, "between") if isinstance(end, str) else end for end in ends)
+        if isinstance(first, TextLatent) and isinstance(second, TextLatent):
+            a_BGD, b_BGD = (self._filled(end, keys_B, "between") for end in (first, second))
+            return self._noisy(self.reader.between(a_BGD, b_BGD, weight), keys_B)
+        a_BGd, b_BGd = (self._end(end, "between", keys_B) for end in (first, second))
+        return slerp(a_BGd, b_BGd, weight)
 
     def _end(self, end: LatentEnd, name: str, keys_B: NDArray[np.int64]) -> Tensor:
         """z~ of each row from a text, what `encode` made of it, or itself."""
-        latent = self._latent()
         if isinstance(end, str):
             end = self._read(end, name)
         if isinstance(end, TextLatent):
-            self._check_shape(end.embedding, (latent.groups, latent.dim), name)
-            return self._noisy(end.embedding.to(self.device), end.present.to(self.device), keys_B)
+            return self._noisy(self.reader.condition(self._filled(end, keys_B, name)), keys_B)
+        latent, n = self._latent(), len(keys_B)
         zt = torch.as_tensor(end, device=self.device, dtype=torch.float32)
-        shape = (latent.groups, latent.project)
         if zt.ndim == 2:
-            zt = zt.expand(len(keys_B), -1, -1)
-        self._check_shape(zt, (len(keys_B), *shape), name)
+            zt = zt.expand(n, -1, -1)
+        self._check_shape(zt, (n, latent.groups, latent.project), name)
         return zt
 
     def _check_shape(self, given: Tensor, shape: tuple[int, ...], name: str) -> None:

@@ -58,9 +58,10 @@ class LatentReader:
     encoder: Encoder
     whitening: Whitening
     latent: Latent
+    flow: Flow
+    gives_z0: bool
+    """Whether the model is conditioned on z_0, or on e."""
     mask_id: int
-    flow: Flow | None = None
-    """From e to z_0, for models conditioned on z_0."""
 
     def __post_init__(self) -> None:
         channels = len(self.whitening.mean_D)
@@ -90,12 +91,27 @@ class LatentReader:
             raise DataError(f"encoder {self.encoder.name!r} gives NaN or infinity for this text; check its files")
         return e_BGD, torch.from_numpy(present_BG).to(device)
 
-    def condition(self, e_BGD: Tensor, present_BG: Tensor, keys_B: np.ndarray) -> Tensor:
-        """What stage II is conditioned on, e or z_0, with the row's own noise in groups without text."""
+    def fill(self, e_BGD: Tensor, present_BG: Tensor, keys_B: np.ndarray) -> Tensor:
+        """The embeddings with the row's own noise in groups without text."""
         keys = torch.from_numpy(keys_B).to(e_BGD.device)
         noise_BGD = normal(keys, (self.latent.groups, self.latent.dim), FILL_STREAM)
-        e_BGD = torch.where(present_BG[..., None], e_BGD, noise_BGD)
-        return e_BGD if self.flow is None else self.flow.to_latent(e_BGD).to(e_BGD.device)
+        return torch.where(present_BG[..., None], e_BGD, noise_BGD)
+
+    def condition(self, e_BGD: Tensor) -> Tensor:
+        """What stage II is conditioned on: e or z_0."""
+        return self.flow.to_latent(e_BGD) if self.gives_z0 else e_BGD
+
+    def between(self, a_BGD: Tensor, b_BGD: Tensor, weight: float) -> Tensor:
+        """What stage II is conditioned on between two embeddings, from the arc between their z_0.
+
+        There every point is as likely as the ends, which a mixture of two embeddings is not. What is lost on the way to
+        z_0 and back is made up for in proportion, so that the ends are the ends.
+        """
+        z_BGD = slerp(self.flow.to_latent(a_BGD), self.flow.to_latent(b_BGD), weight)
+        if self.gives_z0:
+            return z_BGD
+        lost_a, lost_b = (e - self.flow.to_embedding(self.flow.to_latent(e)) for e in (a_BGD, b_BGD))
+        return self.flow.to_embedding(z_BGD) + (1 - weight) * lost_a + weight * lost_b
 
     def _sees_masks(self) -> bool:
         """Whether the encoder is handed the model's own ids, masks included, and not its text."""

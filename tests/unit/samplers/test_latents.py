@@ -1,5 +1,7 @@
 """Latents of requests: read off texts as in training, interpolated, and drawn for given tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from rmdm.errors import ConfigError
 from rmdm.meanflow.flow import Flow
 from rmdm.samplers import row_keys
 from rmdm.samplers.given import blocks, draw_keys, log_likelihood, resample
-from rmdm.samplers.latents import FILL_STREAM, LatentReader, LatentSource, slerp
+from rmdm.samplers.latents import FILL_STREAM, LatentSource, slerp
 from tests.reference.tiny import tiny_backbone
 from tests.release import DIM, GROUPS, LENGTH, save_release, word_tokenizer
 
@@ -103,15 +105,13 @@ def test_texts_are_read_as_training_reads_rows(model):
 def test_groups_without_text_get_the_noise_of_their_row(model):
     read, keys_B = model.encode("tom was"), row_keys(5, range(3))
     e_BGD, present_BG = read.embedding.expand(3, -1, -1), read.present.expand(3, -1)
-    flow = model.reader.flow
-    assert flow is not None
-    bare = LatentReader(model.reader.encoder, model.reader.whitening, model.backbone.latent, model.backbone.mask_id)
-    filled = bare.condition(e_BGD, present_BG, keys_B)
+    filled = model.reader.fill(e_BGD, present_BG, keys_B)
     torch.testing.assert_close(filled[:, 0], e_BGD[:, 0])
     noise = normal(torch.from_numpy(keys_B), (GROUPS, DIM), FILL_STREAM)
     torch.testing.assert_close(filled[:, 1:], noise[:, 1:])
     # A model that is conditioned on z_0 gets what the flow makes of it.
-    torch.testing.assert_close(model.reader.condition(e_BGD, present_BG, keys_B), flow.to_latent(filled))
+    torch.testing.assert_close(model.reader.condition(filled), model.reader.flow.to_latent(filled))
+    assert not torch.allclose(model.reader.condition(filled), filled)
 
 
 def own_encoder(folder, layout="packed"):
@@ -130,7 +130,7 @@ def test_masked_positions_are_no_text(model, tmp_path, straight):
         encoder = open_encoder(settings, word_tokenizer(), LENGTH, torch.device("cpu"))
         moments = Moments.zero(encoder.dim)
         moments.add(torch.randn(200, encoder.dim))
-        reader = LatentReader(encoder, Whitening.fit(moments, DIM), model.backbone.latent, model.backbone.mask_id)
+        reader = replace(reader, encoder=encoder, whitening=Whitening.fit(moments, DIM))
     gap = model.backbone.mask_id
     words = word_tokenizer().encode("anna was happy near the river with her").tolist()
     x_BL = np.zeros((2, LENGTH), dtype=np.int64)
@@ -226,3 +226,17 @@ def test_a_flow_draws_what_it_makes_of_noise(model):
     keys = torch.from_numpy(keys_B)
     e_BGD = flow.to_embedding(0.5 * normal(keys, (GROUPS, DIM), 3001))
     torch.testing.assert_close(source.draw(keys_B, 0.5), model.backbone.latent.noisy(e_BGD, keys))
+
+
+def test_in_between_goes_along_the_arc_of_z0_and_ends_at_the_ends(model):
+    reader, drawing = model.reader, replace(model.reader, gives_z0=False)
+    a, b = torch.randn(2, 3, GROUPS, DIM).unbind(0)
+    z_a, z_b = reader.flow.to_latent(a), reader.flow.to_latent(b)
+    torch.testing.assert_close(reader.between(a, b, 0.3), slerp(z_a, z_b, 0.3))
+    torch.testing.assert_close(drawing.between(a, b, 0.0), a, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(drawing.between(a, b, 1.0), b, atol=1e-4, rtol=1e-4)
+    # Halfway it is a draw of the flow, but for what the way there and back loses of the ends.
+    lost = (a + b - sum(reader.flow.to_embedding(z) for z in (z_a, z_b))) / 2
+    middle = reader.flow.to_embedding(slerp(z_a, z_b, 0.5))
+    torch.testing.assert_close(drawing.between(a, b, 0.5), middle + lost, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(middle, slerp(a, b, 0.5), atol=0.05)
