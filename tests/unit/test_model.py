@@ -191,7 +191,9 @@ def test_latent_temperature_scales_what_a_latent_is_drawn_from(zoo):
 def test_a_text_is_written_after_as_it_would_have_been_trained_on(zoo, name):
     model, text = zoo[name], "anna was happy near the river with her cat"
     read, keys_B = model.encode(text), row_keys(3, range(4))
-    z = model.reader.condition(model.reader.fill(read.embedding.expand(4, -1, -1), read.present.expand(4, -1), keys_B))
+    z = model.latents.reader.condition(
+        model.latents.reader.fill(read.embedding.expand(4, -1, -1), read.present.expand(4, -1), keys_B)
+    )
     if name == "prior":
         assert not torch.allclose(z[:, :2], read.embedding[:2].expand(4, -1, -1))
     else:
@@ -232,10 +234,12 @@ def test_given_tokens_choose_where_the_latent_comes_from(zoo):
     torch.testing.assert_close(done["prior"].latents, model.generate(2, 3).latents)
     assert done["resample"].settings["draws"] == 16
     assert model.infill(text, 2, 3, given="resample", draws=3).settings["draws"] == 3
-    e_1GD, present_1G = model.read_given(torch.from_numpy(model.page.infill(text).x_L)[None])
+    e_1GD, present_1G = model.latents.read_given(torch.from_numpy(model.page.infill(text).x_L)[None])
     assert present_1G.tolist() == [[True, True, True, False]]
     keys_B = row_keys(0, range(2))
-    z = model.reader.condition(model.reader.fill(e_1GD.expand(2, -1, -1), present_1G.expand(2, -1), keys_B))
+    z = model.latents.reader.condition(
+        model.latents.reader.fill(e_1GD.expand(2, -1, -1), present_1G.expand(2, -1), keys_B)
+    )
     torch.testing.assert_close(done["encode"].latents, model.backbone.latent.noisy(z, torch.from_numpy(keys_B)))
     # Where nothing is given there is nothing to choose.
     assert model.generate(2, 3, prefix="").settings["latent"] == "prior"
@@ -248,8 +252,8 @@ def test_given_tokens_choose_where_the_latent_comes_from(zoo):
 def test_padding_that_was_never_learnt_is_not_asked_about(zoo, tmp_path):
     quiet = rmdm.load(save_release(tmp_path / "quiet", "rmdm", data__pad_in_loss=False), "cpu")
     x_BL = torch.from_numpy(quiet.page.infill("anna [MASK] .").x_L)[None]
-    assert quiet.scored(x_BL).sum() == 3
-    assert zoo["rmdm"].scored(x_BL).sum() == LENGTH - 1
+    assert quiet.latents.scored(x_BL).sum() == 3
+    assert zoo["rmdm"].latents.scored(x_BL).sum() == LENGTH - 1
 
 
 @pytest.mark.parametrize(

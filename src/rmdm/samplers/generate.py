@@ -63,6 +63,11 @@ class Writer:
         return torch.full((n, self.backbone.length), self.backbone.mask_id, device=device), row_keys(seed, range(n))
 
 
+def autocast(device: torch.device) -> torch.autocast:
+    """The precision a network writes in: bf16 on a GPU, that of its weights on a CPU."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
 def default_sampler(backbone: DiT) -> Literal["ancestral", "analytic", "ar"]:
     """The sampler that fits a model, where none is named."""
     return "ar" if backbone.causal else "analytic" if backbone.time is not None else "ancestral"

@@ -41,7 +41,8 @@ def resample(
     for first in range(0, len(x_BL), size):
         rows = slice(first, first + size)
         keys_R = draw_keys(keys_B[rows], draws)
-        zt_RGd = source.draw(keys_R, tau)
+        with torch.autocast(x_BL.device.type, enabled=False):  # the flow chooses its own precision
+            zt_RGd = source.draw(keys_R, tau)
         score_R = log_likelihood(backbone, zt_RGd, x_BL[rows], keys_B[rows], scored_BL[rows])
         weight_BR = score_R.view(-1, draws).softmax(dim=1).cumsum(dim=1)
         u_B = send(row_uniform(keys_B[rows], 0, CHOICE_STREAM, 1)[:, 0], x_BL.device)

@@ -158,8 +158,8 @@ class Page:
         for id_, (start, stop) in zip(ids, offsets, strict=True):
             word = text[start:stop]
             if id_ == unknown and word != name:
-                known = [token for token in backend.get_vocab() if token.isalpha()] if is_words else []
-                hint = nearest(word, known)
+                words = [token for token, id_ in backend.get_vocab().items() if not self.tokenizer.is_control[id_]]
+                hint = nearest(word, words) if is_words else ""
                 remedy = hint if hint.startswith("did") else "use what its training text has"
                 raise ConfigError(f"{word!r} is not in the model's vocabulary of {len(backend.get_vocab())}; {remedy}")
 

@@ -91,9 +91,11 @@ def test_texts_are_read_as_training_reads_rows(model):
     texts = ["anna was happy near the river with her cat one day .", "tom was sad .", "a a a a"]
     rows = [model.page.whole(text) for text in texts]
     x_BL, lengths_B = np.stack([x for x, _ in rows]), np.array([n for _, n in rows])
-    trained = OnlineLatents(model.config, Rows(x_BL, lengths_B), model.reader.encoder, model.reader.whitening)
+    trained = OnlineLatents(
+        model.config, Rows(x_BL, lengths_B), model.latents.reader.encoder, model.latents.reader.whitening
+    )
     expected = torch.from_numpy(trained.take(np.arange(3)))
-    assert model.reader.encoder.pieces(x_BL, lengths_B, GROUPS)  # and not a stand-in
+    assert model.latents.reader.encoder.pieces(x_BL, lengths_B, GROUPS)  # and not a stand-in
     for row, text in enumerate(texts):
         read = model.encode(text)
         assert read.tokens.tolist() == x_BL[row, : lengths_B[row]].tolist()
@@ -105,13 +107,13 @@ def test_texts_are_read_as_training_reads_rows(model):
 def test_groups_without_text_get_the_noise_of_their_row(model):
     read, keys_B = model.encode("tom was"), row_keys(5, range(3))
     e_BGD, present_BG = read.embedding.expand(3, -1, -1), read.present.expand(3, -1)
-    filled = model.reader.fill(e_BGD, present_BG, keys_B)
+    filled = model.latents.reader.fill(e_BGD, present_BG, keys_B)
     torch.testing.assert_close(filled[:, 0], e_BGD[:, 0])
     noise = normal(torch.from_numpy(keys_B), (GROUPS, DIM), FILL_STREAM)
     torch.testing.assert_close(filled[:, 1:], noise[:, 1:])
     # A model that is conditioned on z_0 gets what the flow makes of it.
-    torch.testing.assert_close(model.reader.condition(filled), model.reader.flow.to_latent(filled))
-    assert not torch.allclose(model.reader.condition(filled), filled)
+    torch.testing.assert_close(model.latents.reader.condition(filled), model.latents.reader.flow.to_latent(filled))
+    assert not torch.allclose(model.latents.reader.condition(filled), filled)
 
 
 def own_encoder(folder, layout="packed"):
@@ -121,7 +123,7 @@ def own_encoder(folder, layout="packed"):
 
 @pytest.mark.parametrize("straight", [False, True])
 def test_masked_positions_are_no_text(model, tmp_path, straight):
-    reader = model.reader
+    reader = model.latents.reader
     if straight:
         from rmdm.encoders.find import open_encoder
         from rmdm.encoders.whitening import Moments, Whitening
@@ -229,7 +231,7 @@ def test_a_flow_draws_what_it_makes_of_noise(model):
 
 
 def test_in_between_goes_along_the_arc_of_z0_and_ends_at_the_ends(model):
-    reader, drawing = model.reader, replace(model.reader, gives_z0=False)
+    reader, drawing = model.latents.reader, replace(model.latents.reader, gives_z0=False)
     a, b = torch.randn(2, 3, GROUPS, DIM).unbind(0)
     z_a, z_b = reader.flow.to_latent(a), reader.flow.to_latent(b)
     torch.testing.assert_close(reader.between(a, b, 0.3), slerp(z_a, z_b, 0.3))

@@ -1,0 +1,206 @@
+"""Where the latents of requests come from: the model's draws, texts, other latents, or the tokens that are given."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rmdm.backbone.dit import DiT
+from rmdm.backbone.latent import Latent
+from rmdm.config import Config
+from rmdm.data.tokenizer import Tokenizer
+from rmdm.errors import ConfigError
+from rmdm.meanflow.flow import Flow
+from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, TextLatent
+from rmdm.samplers.generate import autocast
+from rmdm.samplers.given import resample
+from rmdm.samplers.infill import Page, Pattern
+from rmdm.samplers.latents import LatentReader, LatentSource, slerp
+from rmdm.samplers.noise import row_keys
+from rmdm.samplers.settings import SampleSettings
+
+LatentEnd = str | TextLatent | Tensor
+"""A text, what `Model.encode` made of it, or z~ itself."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where the latents of a request come from."""
+
+    by: str
+    """`flow`, `prior`: drawn. `latent`, `like`, `between`: named. `encode`, `resample`: from the given tokens. `null`:
+    the learned null. `none`: the model has no latent."""
+    tau: float = 1.0
+    draws: int = 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether texts may have to be read for it."""
+        return self.by in ("encode", "like", "between")
+
+    def report(self, request: Request) -> dict[str, Any]:
+        """The part of the settings that is about the latent."""
+        seed = request.seed if request.latent_seed is None else request.latent_seed
+        return {
+            "latent": self.by if self.by != "none" else None,
+            "latent_seed": seed if self.by not in ("none", "null") else None,
+            "tau": self.tau if self.by in ("flow", "prior", "resample") else None,
+            **({"draws": self.draws} if self.by == "resample" else {}),
+            **({"weight": request.weight} if self.by == "between" else {}),
+        }
+
+
+class Latents:
+    """The latents of one model's requests."""
+
+    def __init__(self, backbone: DiT, tokenizer: Tokenizer, config: Config, folder: Path) -> None:
+        """`folder` is the release, which holds the flow and the whitening."""
+        self.backbone, self.tokenizer, self.config, self.folder = backbone, tokenizer, config, folder
+        self.device = backbone.embed.weight.device
+        self.page = Page.of(tokenizer, config.data)
+
+    def choose(self, request: Request, settings: SampleSettings, pattern: Pattern) -> Choice:
+        """Where the latents of a request come from; raises `ConfigError` where the model cannot do what is asked."""
+        name, latent = self.config.name, self.config.latent
+        if self.backbone.latent is None:
+            for field in ABOUT_LATENTS:
+                if getattr(request, field) is not None:
+                    raise ConfigError(f"{field} needs a latent, and {name} has none; use an rmdm model")
+            return Choice("none")
+        if settings.guidance != 1 and latent.dropout == 0:
+            raise ConfigError(
+                f"guidance={settings.guidance} needs a model that also learnt to do without its latent, and {name} has "
+                "latent.dropout=0; use guidance=1"
+            )
+        for field in SOURCES:
+            if getattr(request, field) is not None:
+                return Choice(field)
+        asked = request.latent_temperature
+        tau = self.source.temperature(self.config.sample.latent_temperature if asked is None else asked)
+        drawn = Choice("flow" if self.source.flow is not None else "prior", tau)
+        if latent.independent or (pattern.x_L == self.tokenizer.mask_id).all():
+            return drawn
+        given = request.given or latent.given or "null"
+        if given == "null" and (latent.dropout == 0 or settings.guidance != 1):
+            why = "latent.dropout=0 never taught it" if latent.dropout == 0 else f"guidance={settings.guidance} forbids"
+            others = ", ".join(other for other in GIVEN if other != "null")
+            raise ConfigError(f"given='null' writes without a latent, which {why}; use {others}")
+        if given == "resample":
+            return Choice(given, tau, request.draws or self.config.sample.draws)
+        return drawn if given == "prior" else Choice(given)
+
+    def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
+        """z~ of the rows `x_BL`, all of them alike; None for the learned null and for models without a latent."""
+        keys_B = row_keys(request.seed if request.latent_seed is None else request.latent_seed, range(request.n))
+        if choice.by in ("none", "null"):
+            return None
+        if choice.by == "resample":
+            scored_BL = self.scored(x_BL)
+            with autocast(self.device):
+                return resample(self.backbone, self.source, x_BL, keys_B, scored_BL, draws=choice.draws, tau=choice.tau)
+        if choice.by == "encode":
+            e_1GD, present_1G = self.read_given(x_BL[:1])
+            e_BGD = self.reader.fill(e_1GD.expand(request.n, -1, -1), present_1G.expand(request.n, -1), keys_B)
+            return self._noisy(self.reader.condition(e_BGD), keys_B)
+        if request.between is not None:
+            return self._between(request.between, request.weight, keys_B)
+        end = request.like if request.like is not None else request.latent
+        return self._end(end, choice.by, keys_B) if end is not None else self.source.draw(keys_B, choice.tau)
+
+    def scored(self, x_BL: Tensor) -> NDArray[np.bool_]:
+        """Given tokens that tell latents apart: all that the model was trained to predict."""
+        x = x_BL.cpu().numpy()
+        is_given = x != self.tokenizer.mask_id
+        is_learnt = self.config.data.pad_in_loss or not self.page.is_padded
+        return is_given if is_learnt else is_given & (x != self.tokenizer.pad_id)
+
+    def read_given(self, x_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings of the given text where it stands, and which groups have any."""
+        x = x_BL.cpu().numpy()
+        is_text = (x != self.tokenizer.mask_id) & (x != self.tokenizer.pad_id)
+        lengths_B = ((np.arange(x.shape[1]) + 1) * is_text).max(axis=1)
+        return self.reader.read(x, lengths_B)
+
+    def read(self, text: str, name: str) -> TextLatent:
+        """The latent of a text; `name` is the argument it was given as."""
+        x_L, length = self.page.whole(text, name)
+        e_1GD, present_1G = self.reader.read(x_L[None], np.array([length]))
+        return TextLatent(text, x_L[:length], e_1GD[0], present_1G[0])
+
+    @cached_property
+    def source(self) -> LatentSource:
+        """Draws latents in the way the model was trained to have them drawn."""
+        by_flow = self.config.latent.draw == "flow" and not self.config.latent.independent
+        return LatentSource(self._latent(), self._flow if by_flow else None)
+
+    @cached_property
+    def reader(self) -> LatentReader:
+        """Reads latents off texts; the encoder is looked for where training found it."""
+        from rmdm.encoders.find import open_encoder
+        from rmdm.encoders.whitening import Whitening
+
+        latent = self._latent()
+        if self.config.latent.independent:
+            raise ConfigError(
+                f"{self.config.name} was trained with latents that have nothing to do with its texts "
+                "(latent.independent), so none can be read off a text; use another model"
+            )
+        whitening = Whitening.load(self.folder / "whitening.safetensors")
+        encoder = open_encoder(self.config.encoder, self.tokenizer, self.config.data.length, self.device)
+        gives_z0 = self.config.latent.draw == "prior"
+        return LatentReader(encoder, whitening, latent, self._flow, gives_z0, self.backbone.mask_id)
+
+    @cached_property
+    def _flow(self) -> Flow:
+        return Flow.load(self.folder / "flow", self.device)
+
+    def _latent(self) -> Latent:
+        if self.backbone.latent is None:
+            raise ConfigError(f"{self.config.name} is a model without a latent; use an rmdm model")
+        return self.backbone.latent
+
+    def _filled(self, text: TextLatent, name: str, keys_B: NDArray[np.int64]) -> Tensor:
+        """Its embedding for each row, with the row's noise where it has no text."""
+        latent, n = self._latent(), len(keys_B)
+        check_numbers(text.embedding, (latent.groups, latent.dim), name)
+        e_GD, present_G = text.embedding.to(self.device), text.present.to(self.device)
+        return self.reader.fill(e_GD.expand(n, -1, -1), present_G.expand(n, -1), keys_B)
+
+    def _noisy(self, z_BGD: Tensor, keys_B: NDArray[np.int64]) -> Tensor:
+        """z~: with the noise of training, under the row's key."""
+        return self._latent().noisy(z_BGD, torch.from_numpy(keys_B).to(z_BGD.device))
+
+    def _between(self, ends: tuple[LatentEnd, LatentEnd], weight: float, keys_B: NDArray[np.int64]) -> Tensor:
+        if len(ends) != 2:
+            raise ConfigError(f"between takes two texts or latents, not {len(ends)}; give two")
+        first, second = (self.read(end, "between") if isinstance(end, str) else end for end in ends)
+        if isinstance(first, TextLatent) and isinstance(second, TextLatent):
+            a_BGD, b_BGD = (self._filled(end, "between", keys_B) for end in (first, second))
+            return self._noisy(self.reader.between(a_BGD, b_BGD, weight), keys_B)
+        a_BGd, b_BGd = (self._end(end, "between", keys_B) for end in (first, second))
+        return slerp(a_BGd, b_BGd, weight)
+
+    def _end(self, end: LatentEnd, name: str, keys_B: NDArray[np.int64]) -> Tensor:
+        """z~ of each row from one latent."""
+        if isinstance(end, str):
+            end = self.read(end, name)
+        if isinstance(end, TextLatent):
+            return self._noisy(self.reader.condition(self._filled(end, name, keys_B)), keys_B)
+        latent, n = self._latent(), len(keys_B)
+        zt = torch.as_tensor(end, device=self.device, dtype=torch.float32)
+        zt_BGd = zt.expand(n, -1, -1) if zt.ndim == 2 else zt
+        check_numbers(zt_BGd, (n, latent.groups, latent.project), name)
+        return zt_BGd
+
+
+def check_numbers(given: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Raise `ConfigError` for a latent of another shape, or one that is not finite."""
+    if tuple(given.shape) != shape:
+        raise ConfigError(f"{name} has shape {tuple(given.shape)}, this request takes {shape}; use that")
+    if not torch.isfinite(given).all():
+        raise ConfigError(f"{name} holds NaN or infinity; use a latent of finite numbers")
