@@ -1,6 +1,7 @@
 """One rank against two (gloo, on the CPU): the same losses, and checkpoints that move between them."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,10 @@ def test_tied_embeddings_can_be_sharded(shards, tmp_path):
 
 def test_run_goes_through_all_stages_under_torchrun(tmp_path):
     flags = small_flags(data__dir=str(tmp_path / "shards"), train__device="cpu", train__steps="4")
-    done = rmdm("run", "storyworld-mini", *flags, "--out", str(tmp_path / "run"), "--json", ranks=2, fresh=True)
+    code = f"import rmdm.evaluation.consistency as c; c.STORIES = 16\n{warm.CLI}"
+    command = ["run", "storyworld-mini", *flags, "--out", str(tmp_path / "run"), "--json"]
+    done = warm.fresh("--no-python", sys.executable, "-c", code, *command, ranks=2)
+    assert done.returncode == 0, done.stdout + done.stderr
     objects = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(objects) == 1, "one rank speaks for all"
     assert objects[0]["train"]["step"] == 4
