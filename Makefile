@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	$(BIN)/rmdm run storyworld-mini --out runs/demo
+	$(BIN)/rmdm run storyworld-mini-mdlm storyworld-mini --out runs/demo
 
 test: setup
 	$(BIN)/ruff check .

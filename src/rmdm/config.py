@@ -274,6 +274,9 @@ class SampleConfig:
     latent_temperature: float | Literal["paper"] = 1.0
     """tau: the latent is drawn from N(0, tau^2 I). 1 is the prior that training matches; `paper` is the narrower
     1 / sqrt(1 + sigma^2), which leaves out the noise of training."""
+    guidance: float = 1.0
+    """Weight on the latent, for models that learnt to do without it too: 1 is the model's own law, above 1 follows the
+    latent more closely."""
     draws: int = 16
     """For `latent.given: resample`: latents drawn for each row, of which one is kept."""
 
@@ -393,6 +396,7 @@ def validate(config: Config) -> None:
         ("sample.steps", config.sample.steps, 1, infinity),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
         ("sample.draws", config.sample.draws, 1, 1_000_000),
+        ("sample.guidance", config.sample.guidance, -1000, 1000),
         ("sample.latent_temperature", 1 if tau == "paper" else tau, 0, 1000),
         ("seed", config.seed, 0, 2**63 - 1),
         *_bounds_of_stage_one(config),

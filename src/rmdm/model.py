@@ -10,7 +10,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError
 from rmdm.latents import LatentEnd, Latents
 from rmdm.request import Generation, Given, Request, TextLatent
-from rmdm.samplers.generate import BATCH, Writer, autocast, default_sampler
+from rmdm.samplers.generate import BATCH, Writer, autocast, own_settings
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SamplerName, SampleSettings
@@ -187,15 +187,10 @@ class Model:
 
     def settings(self, request: Request) -> SampleSettings:
         """The sampler's settings: what was asked for, else the model's own."""
-        own, plain = self.config.sample, SampleSettings()
-        return SampleSettings(
-            sampler=request.sampler or default_sampler(self.backbone),
-            steps=self.backbone.length if self.backbone.causal else request.steps or own.steps,
-            temperature=own.temperature if request.temperature is None else request.temperature,
-            top_p=plain.top_p if request.top_p is None else request.top_p,
-            remask=plain.remask if request.remask is None else request.remask,
-            guidance=plain.guidance if request.guidance is None else request.guidance,
-        )
+        own = own_settings(self.backbone, self.config.sample, request.steps)
+        names = ("sampler", "temperature", "top_p", "remask", "guidance")
+        asked = {name: getattr(request, name) for name in names}
+        return replace(own, **{name: value for name, value in asked.items() if value is not None})
 
     def pattern(self, request: Request) -> Pattern:
         """The row that every text starts from."""

@@ -242,7 +242,7 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
         outcome["align"] = align_stage(config, out, resume, show, verb="run")
         if outcome["align"].get("exit"):
             return {**outcome, "exit": outcome["align"]["exit"]}
-        if is_main():
+        if is_main() and config.meanflow.direction != "draw":
             try:
                 outcome["latents"] = latents_stage([out], show, draws=False, pictures=False)
             except DataError as error:  # few or no held-out rows: no reason not to train

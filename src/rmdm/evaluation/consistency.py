@@ -18,9 +18,8 @@ from rmdm.errors import ConfigError, DataError
 from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
 from rmdm.hub import Model, load_model
 from rmdm.meanflow.rows import open_stage_one
-from rmdm.samplers.generate import default_sampler
+from rmdm.samplers.generate import own_settings
 from rmdm.samplers.noise import row_keys
-from rmdm.samplers.settings import SampleSettings
 from rmdm.training.checkpoint import file_signature
 
 STEPS = (1, 2, 4, 8, 16, 32)
@@ -64,7 +63,7 @@ def consistency(
     rows, writer = [], model.writer()
     settings, device = model.config.sample, model.backbone.embed.weight.device.type
     for count in steps if not model.backbone.causal else (model.backbone.length,):
-        how = SampleSettings(default_sampler(model.backbone), count, settings.temperature)
+        how = own_settings(model.backbone, settings, count)
         began = time.perf_counter()
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
             x_nL = writer.write(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rmdm.backbone.dit import DiT
+from rmdm.config import SampleConfig
 from rmdm.samplers import sample
 from rmdm.samplers.denoiser import Denoiser
 from rmdm.samplers.latents import LatentSource, Tau
@@ -66,6 +67,17 @@ class Writer:
 def autocast(device: torch.device) -> torch.autocast:
     """The precision a network writes in: bf16 on a GPU, that of its weights on a CPU."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+def own_settings(backbone: DiT, config: SampleConfig, steps: int | None = None) -> SampleSettings:
+    """What a model's config says of sampling, as far as it fits the model."""
+    learnt_without = backbone.latent is not None and backbone.latent.dropout > 0 and not backbone.latent.independent
+    return SampleSettings(
+        sampler=default_sampler(backbone),
+        steps=backbone.length if backbone.causal else steps or config.steps,
+        temperature=config.temperature,
+        guidance=config.guidance if learnt_without else 1.0,
+    )
 
 
 def default_sampler(backbone: DiT) -> Literal["ancestral", "analytic", "ar"]:

@@ -16,9 +16,8 @@ from rmdm.hub import build_backbone, load_model, save_model, save_stage_one
 from rmdm.meanflow.flow import Flow
 from rmdm.meanflow.rows import StageOne
 from rmdm.processes import PROCESSES, Objective
-from rmdm.samplers.generate import Writer, default_sampler
+from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.latents import LatentSource
-from rmdm.samplers.settings import SampleSettings
 from rmdm.training.batches import build_step
 from rmdm.training.resume import lies_in
 from rmdm.training.steps import Plan, Step
@@ -125,7 +124,7 @@ class LanguageTask:
         """Texts; the same seed each time, so that they can be watched getting better."""
         backbone, settings = averaged.backbone, self.config.sample
         writer = Writer(backbone, self.source(backbone))
-        how = SampleSettings(default_sampler(backbone), settings.steps, settings.temperature)
+        how = own_settings(backbone, settings)
         x_BL = writer.write(
             *writer.blank(self.config.train.sample_n, self.config.seed), how, tau=settings.latent_temperature
         )
