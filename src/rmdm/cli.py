@@ -245,6 +245,9 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--tokens", type=int, help="tokens between prefix and suffix, or after the prefix")
     given.add_argument("--given", help="the latent then: null, prior, encode or resample (default: the preset's)")
     given.add_argument("--draws", type=int, help="for --given resample: latents to choose from (default: the preset's)")
+    given.add_argument(
+        "--rounds", type=int, help="for --given resample: how often one is chosen (default: the preset's)"
+    )
     parser.add_argument("--show", action="store_true", help="watch the denoising in the terminal")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 

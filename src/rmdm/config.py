@@ -279,6 +279,8 @@ class SampleConfig:
     latent more closely."""
     draws: int = 16
     """For `latent.given: resample`: latents drawn for each row, of which one is kept."""
+    rounds: int = 32
+    """For `latent.given: resample`: how often that is done, each time but the first near the one that was kept."""
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -396,6 +398,7 @@ def validate(config: Config) -> None:
         ("sample.steps", config.sample.steps, 1, infinity),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
         ("sample.draws", config.sample.draws, 1, 1_000_000),
+        ("sample.rounds", config.sample.rounds, 1, 1_000_000),
         ("sample.guidance", config.sample.guidance, -1000, 1000),
         ("sample.latent_temperature", 1 if tau == "paper" else tau, 0, 1000),
         ("seed", config.seed, 0, 2**63 - 1),

@@ -37,6 +37,7 @@ class Choice:
     the learned null. `none`: the model has no latent."""
     tau: float = 1.0
     draws: int = 1
+    rounds: int = 1
 
     @property
     def reads(self) -> bool:
@@ -50,7 +51,7 @@ class Choice:
             "latent": self.by if self.by != "none" else None,
             "latent_seed": seed if self.by not in ("none", "null") else None,
             "tau": self.tau if self.by in ("flow", "prior", "resample") else None,
-            **({"draws": self.draws} if self.by == "resample" else {}),
+            **({"draws": self.draws, "rounds": self.rounds} if self.by == "resample" else {}),
             **({"weight": request.weight} if self.by == "between" else {}),
         }
 
@@ -86,12 +87,13 @@ class Latents:
         if latent.independent or (pattern.x_L == self.tokenizer.mask_id).all():
             return drawn
         given = request.given or latent.given or "null"
-        if given == "null" and (latent.dropout == 0 or settings.guidance != 1):
-            why = "latent.dropout=0 never taught it" if latent.dropout == 0 else f"guidance={settings.guidance} forbids"
+        if given == "null" and (latent.dropout == 0 or request.guidance not in (None, 1)):
+            why = "latent.dropout=0 never taught it" if latent.dropout == 0 else f"guidance={request.guidance} forbids"
             others = ", ".join(other for other in GIVEN if other != "null")
             raise ConfigError(f"given='null' writes without a latent, which {why}; use {others}")
         if given == "resample":
-            return Choice(given, tau, request.draws or self.config.sample.draws)
+            own = self.config.sample
+            return Choice(given, tau, request.draws or own.draws, request.rounds or own.rounds)
         return drawn if given == "prior" else Choice(given)
 
     def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
@@ -100,9 +102,9 @@ class Latents:
         if choice.by in ("none", "null"):
             return None
         if choice.by == "resample":
-            scored_BL = self.scored(x_BL)
+            how = {"draws": choice.draws, "rounds": choice.rounds, "tau": choice.tau}
             with autocast(self.device):
-                return resample(self.backbone, self.source, x_BL, keys_B, scored_BL, draws=choice.draws, tau=choice.tau)
+                return resample(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how)
         if choice.by == "encode":
             e_1GD, present_1G = self.read_given(x_BL[:1])
             e_BGD = self.reader.fill(e_1GD.expand(request.n, -1, -1), present_1G.expand(request.n, -1), keys_B)

@@ -67,6 +67,7 @@ class Model:
         tokens: int | None = None,
         given: Given | None = None,
         draws: int | None = None,
+        rounds: int | None = None,
         trace: bool = False,
         callback: Callback | None = None,
     ) -> Generation:
@@ -75,6 +76,7 @@ class Model:
             n=n, steps=steps, seed=seed, sampler=sampler, temperature=temperature, top_p=top_p, remask=remask,
             guidance=guidance, latent_temperature=latent_temperature, latent_seed=latent_seed, latent=latent, like=like,
             between=between, weight=weight, prefix=prefix, suffix=suffix, tokens=tokens, given=given, draws=draws,
+            rounds=rounds,
         )  # fmt: skip
         return self.write(request, trace=trace, callback=callback)
 
@@ -98,6 +100,7 @@ class Model:
         weight: float = 0.5,
         given: Given | None = None,
         draws: int | None = None,
+        rounds: int | None = None,
         trace: bool = False,
         callback: Callback | None = None,
     ) -> Generation:
@@ -105,7 +108,7 @@ class Model:
         request = Request(
             infill=text, n=n, steps=steps, seed=seed, sampler=sampler, temperature=temperature, top_p=top_p,
             remask=remask, guidance=guidance, latent_temperature=latent_temperature, latent_seed=latent_seed,
-            latent=latent, like=like, between=between, weight=weight, given=given, draws=draws,
+            latent=latent, like=like, between=between, weight=weight, given=given, draws=draws, rounds=rounds,
         )  # fmt: skip
         return self.write(request, trace=trace, callback=callback)
 
@@ -119,6 +122,8 @@ class Model:
         settings, pattern = self.settings(request), self.pattern(request)
         settings.check(self.backbone)
         choice = self.latents.choose(request, settings, pattern)
+        if choice.by == "null":
+            settings = replace(settings, guidance=1.0)
         if choice.reads:
             _ = self.latents.reader  # to load an encoder is not to write
         states: list[NDArray[np.int64]] = []

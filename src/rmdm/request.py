@@ -26,11 +26,13 @@ RANGES: dict[str, tuple[int, float, str]] = {
     "latent_seed": (0, MOST_SEED, "0, for example"),
     "tokens": (1, math.inf, "8, for example"),
     "draws": (1, math.inf, "16, for example"),
+    "rounds": (1, math.inf, "32, for example"),
 }
 """Least and largest value of each whole number of a request, and what to use instead of another."""
 AFFIXES = ("prefix", "suffix", "tokens")
 SOURCES = ("latent", "like", "between")
-ABOUT_LATENTS = (*SOURCES, "latent_temperature", "latent_seed", "given", "draws")
+RESAMPLING = ("draws", "rounds")
+ABOUT_LATENTS = (*SOURCES, "latent_temperature", "latent_seed", "given", *RESAMPLING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,8 @@ class Request:
     """Where the latent comes from when tokens are given; see `LatentConfig.given`."""
     draws: int | None = None
     """For `given="resample"`: latents to choose from."""
+    rounds: int | None = None
+    """For `given="resample"`: how often one is chosen, each time but the first from latents near the last choice."""
 
     def check(self) -> None:
         """Raise `ConfigError` for what no model could do; what depends on the model is checked when it is written."""
@@ -125,15 +129,16 @@ class Request:
             raise ConfigError(f"infill and {affixes[0]} exclude each other; write it all into the infill text")
         if self.given is not None and self.infill is None and not affixes:
             raise ConfigError(f"given={self.given!r} is about given tokens; give a prefix, a suffix or an infill text")
-        if self.draws is not None and self.given not in (None, "resample"):
-            raise ConfigError(f"draws={self.draws} is for given='resample', not {self.given!r}; drop one of them")
+        for name in self._named(RESAMPLING):
+            if self.given not in (None, "resample"):
+                raise ConfigError(f"{name}={getattr(self, name)} is for given='resample', not {self.given!r}; drop one")
 
     def _check_latent(self) -> None:
         sources = self._named(SOURCES)
         if len(sources) > 1:
             raise ConfigError(f"{sources[0]} and {sources[1]} both name a latent; give one of them")
         fixed = sources == ["latent"] and not isinstance(self.latent, TextLatent)
-        idle = self._named(("latent_temperature", "given", "draws", *(("latent_seed",) if fixed else ())))
+        idle = self._named(("latent_temperature", "given", *RESAMPLING, *(("latent_seed",) if fixed else ())))
         if sources and idle:
             raise ConfigError(f"{idle[0]} has no say where {sources[0]} names the latent; give one of them")
 

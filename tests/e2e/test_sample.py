@@ -19,7 +19,7 @@ def runs(tmp_path_factory):
 
 def said(capsys, *args: str) -> list[str]:
     assert main(["sample", *args, "--device", "cpu"]) == 0
-    return capsys.readouterr().out.rstrip("\n").split("\n\n")
+    return capsys.readouterr().out.removesuffix("\n").split("\n\n")
 
 
 def test_texts_are_those_of_the_python_api(runs, capsys):
@@ -37,8 +37,10 @@ def test_texts_are_those_of_the_python_api(runs, capsys):
     assert between == model.generate(4, between=("anna", "tom"), weight=0.25).texts
     affixes = said(capsys, runs["mdlm"], "--prefix", "anna was", "--suffix", "day .", "--tokens", "4")
     assert affixes == model_texts(runs["mdlm"], prefix="anna was", suffix="day .", tokens=4)
-    infill = said(capsys, runs["rmdm"], "--infill", "anna [MASK:2] .", "--given", "resample", "--draws", "3")
-    assert infill == model.infill("anna [MASK:2] .", 4, given="resample", draws=3).texts
+    infill = said(
+        capsys, runs["rmdm"], "--infill", "anna [MASK:2] .", "--draws", "3", "--rounds", "2", "--given", "resample"
+    )
+    assert infill == model.infill("anna [MASK:2] .", 4, given="resample", draws=3, rounds=2).texts
 
 
 def model_texts(run: str, **options) -> list[str]:
@@ -93,7 +95,7 @@ def test_without_a_terminal_a_few_frames_are_printed_beside_the_text(runs, capsy
     flags = [runs[kind], "--n", "2", "--steps", "10", "--prefix", "anna was", "--device", "cpu"]
     assert main(["sample", *flags, "--show"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.rstrip("\n").split("\n\n") == said(capsys, *flags[:-2])
+    assert captured.out.removesuffix("\n").split("\n\n") == said(capsys, *flags[:-2])
     frames = captured.err.splitlines()
     assert len(frames) == 10
     total = LENGTH - 2 if kind == "ar" else 10

@@ -116,6 +116,7 @@ def test_what_is_given_survives_infilling_in_every_sampler(zoo, data, parts, how
         how = {**how, "remask": data.draw(st.sampled_from([0.0, 0.5]))}
     if name in ("rmdm", "prior"):
         how = {**how, "given": data.draw(st.sampled_from(["null", "prior", "encode", "resample"]))}
+        how |= {"draws": 2, "rounds": 2} if how["given"] == "resample" else {}
     text = " ".join(part if isinstance(part, str) else f"[MASK:{part}]" for part in parts)
     done = zoo[name].infill(text, 2, sampler=sampler, trace=True, **how)
     wanted = [word for part in parts for word in ([part] if isinstance(part, str) else [None] * part)]
@@ -226,14 +227,17 @@ def test_texts_in_between(zoo, name):
     model.generate(1, 3, between=(model.encode(a), drawn[1]))
 
 
-def test_given_tokens_choose_where_the_latent_comes_from(zoo):
+def test_given_tokens_choose_where_the_latent_comes_from(zoo, tmp_path):
     model, text = zoo["prior"], "anna was [MASK:2] near the [MASK] ."
     done = {how: model.infill(text, 2, 3, given=how) for how in ("null", "prior", "encode", "resample")}
     assert [d.settings["latent"] for d in done.values()] == ["null", "prior", "encode", "resample"]
     assert done["null"].latents is None
+    guided = rmdm.load(save_release(tmp_path / "guided", "rmdm", sample__guidance=1.5), "cpu")
+    assert [guided.infill(text, given=how).settings["guidance"] for how in ("null", "prior")] == [1.0, 1.5]
     torch.testing.assert_close(done["prior"].latents, model.generate(2, 3).latents)
-    assert done["resample"].settings["draws"] == 16
-    assert model.infill(text, 2, 3, given="resample", draws=3).settings["draws"] == 3
+    assert (done["resample"].settings["draws"], done["resample"].settings["rounds"]) == (16, 32)
+    few = model.infill(text, 2, 3, given="resample", draws=3, rounds=2).settings
+    assert (few["draws"], few["rounds"]) == (3, 2)
     e_1GD, present_1G = model.latents.read_given(torch.from_numpy(model.page.infill(text).x_L)[None])
     assert present_1G.tolist() == [[True, True, True, False]]
     keys_B = row_keys(0, range(2))
@@ -266,6 +270,7 @@ def test_padding_that_was_never_learnt_is_not_asked_about(zoo, tmp_path):
         ({"latent_seed": -1}, "latent_seed=-1 is below 0"),
         ({"tokens": 0}, "tokens=0 is below 1"),
         ({"draws": 0, "prefix": "a"}, "draws=0 is below 1"),
+        ({"rounds": 0, "prefix": "a"}, "rounds=0 is below 1"),
         ({"weight": 1.5}, "weight=1.5 is outside 0..1"),
         ({"weight": float("nan")}, "weight=nan is outside 0..1"),
         ({"given": "nul", "prefix": "a"}, "given='nul' is unknown; did you mean 'null'"),

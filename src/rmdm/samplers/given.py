@@ -4,9 +4,17 @@
 
     p(x_U | z~) ~ prod_k prod_{i in U_k} p(x_i | x_{U_1}, ..., x_{U_{k-1}}, z~)
 
-where U_1, ..., U_4 are random quarters of U, the same for the R draws of a row: a chain-rule estimate in four forwards.
-As R grows the kept latent follows p(z | x_U) under it (sampling importance resampling).
+where U_1, ..., U_4 are random quarters of U, the same for all latents of a row: a chain-rule estimate in four forwards.
+Where a latent says much about its row, even the best of a few draws hardly fits the tokens. So more rounds follow, each
+with R draws near the latent that was kept: with nu the noise it is made of,
+
+    c = a nu + b eps,    nu_r = a c + b eps_r,    a^2 + b^2 = 1,    eps, eps_r ~ N(0, I),
+
+and one of nu, nu_1, ..., nu_R is kept, again by weight. Given c all of them are alike a priori, so each round leaves
+p(nu | x_U) as it is [Tjelmeland 2004; preconditioned Crank-Nicolson with many proposals], whatever its b.
 """
+
+import math
 
 import numpy as np
 import torch
@@ -14,15 +22,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rmdm.backbone.dit import DiT
+from rmdm.backbone.noise import normal
 from rmdm.data.order import hash64
 from rmdm.samplers.denoiser import Denoiser, send
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_uniform
 
 RESAMPLE_STREAM, QUARTER_STREAM, CHOICE_STREAM = 120, 121, 122
+MOVE_STREAM = 3003
+"""Stream of eps; see `backbone.noise`."""
 BLOCKS = 4
 CHUNK_ROWS = 512
-"""Rows scored at once."""
+"""Latents scored at once."""
+FIRST_MOVE, LAST_MOVE = 0.5, 0.15
+"""b of the first and the last of the rounds that move; between them it falls by equal factors."""
 
 
 def resample(
@@ -33,29 +46,84 @@ def resample(
     scored_BL: NDArray[np.bool_],
     *,
     draws: int,
+    rounds: int = 1,
     tau: Tau = 1.0,
 ) -> Tensor:
-    """z~ of each row, (B, G, d_z): one of `draws`, weighted by how likely it makes the tokens at `scored_BL`."""
-    parts = []
+    """z~ of each row, (B, G, d_z), that fits its tokens at `scored_BL`: `rounds` times one of `draws` is kept."""
     size = max(1, CHUNK_ROWS // draws)
+    parts = []
     for first in range(0, len(x_BL), size):
-        rows = slice(first, first + size)
-        keys_R = draw_keys(keys_B[rows], draws)
-        with torch.autocast(x_BL.device.type, enabled=False):  # the flow chooses its own precision
-            zt_RGd = source.draw(keys_R, tau)
-        score_R = log_likelihood(backbone, zt_RGd, x_BL[rows], keys_B[rows], scored_BL[rows])
-        weight_BR = score_R.view(-1, draws).softmax(dim=1).cumsum(dim=1)
-        u_B = send(row_uniform(keys_B[rows], 0, CHOICE_STREAM, 1)[:, 0], x_BL.device)
-        pick_B = torch.searchsorted(weight_BR, u_B[:, None] * weight_BR[:, -1:], right=True).squeeze(1)
-        pick_B = pick_B.clamp_max(draws - 1)
-        parts.append(zt_RGd.unflatten(0, (-1, draws))[torch.arange(len(pick_B), device=x_BL.device), pick_B])
+        part = slice(first, first + size)
+        parts.append(_Chain(backbone, source, x_BL[part], keys_B[part], scored_BL[part], tau).run(draws, rounds))
     return torch.cat(parts)
 
 
-def draw_keys(keys_B: NDArray[np.int64], draws: int) -> NDArray[np.int64]:
-    """Keys of the draws of each row, one row's after another's, (B * draws,)."""
-    keys = [hash64(0, number, RESAMPLE_STREAM, keys_B).view(np.int64) for number in range(draws)]
-    return np.stack(keys, axis=1).ravel()
+class _Chain:
+    """The rounds of some rows."""
+
+    def __init__(
+        self,
+        backbone: DiT,
+        source: LatentSource,
+        x_BL: Tensor,
+        keys_B: NDArray[np.int64],
+        scored_BL: NDArray[np.bool_],
+        tau: Tau,
+    ) -> None:
+        self.backbone, self.source, self.x_BL, self.keys_B, self.tau = backbone, source, x_BL, keys_B, tau
+        self.scored_BL = scored_BL
+
+    def run(self, draws: int, rounds: int) -> Tensor:
+        """The latents that are kept at last, (B, G, d_z)."""
+        B = len(self.keys_B)
+        keys_BR = round_keys(self.keys_B, 0, draws)
+        noise_BRGK = self.source.noise(keys_BR.ravel()).unflatten(0, (B, draws))
+        zt_BRGd, score_BR = self._scored(noise_BRGK)
+        noise, zt, score_B = self._keep(0, noise_BRGK, zt_BRGd, score_BR)
+        for number in range(1, rounds):
+            b = FIRST_MOVE * (LAST_MOVE / FIRST_MOVE) ** ((number - 1) / max(1, rounds - 2))
+            noise_BRGK = self._near(noise, number, draws, b)
+            zt_BRGd, score_BR = self._scored(noise_BRGK)
+            noise, zt, score_B = self._keep(
+                number,
+                torch.cat((noise[:, None], noise_BRGK), dim=1),
+                torch.cat((zt[:, None], zt_BRGd), dim=1),
+                torch.cat((score_B[:, None], score_BR), dim=1),
+            )
+        return zt
+
+    def _near(self, noise_BGK: Tensor, number: int, draws: int, b: float) -> Tensor:
+        """The proposals of a round, (B, R, G, K)."""
+        a, B = math.sqrt(1 - b * b), len(noise_BGK)
+        keys = send(round_keys(self.keys_B, number, draws + 1).ravel(), noise_BGK.device)
+        eps = normal(keys, tuple(noise_BGK.shape[1:]), MOVE_STREAM).unflatten(0, (B, draws + 1))
+        centre_BGK = a * noise_BGK + b * eps[:, 0]
+        return a * centre_BGK[:, None] + b * eps[:, 1:]
+
+    def _scored(self, noise_BRGK: Tensor) -> tuple[Tensor, Tensor]:
+        """z~ (B, R, G, d_z) and log p(x_U | z~) (B, R)."""
+        shape = noise_BRGK.shape[:2]
+        with torch.autocast(noise_BRGK.device.type, enabled=False):  # the flow chooses its own precision
+            zt = self.source.of_noise(noise_BRGK.flatten(0, 1), self.tau)
+        score = log_likelihood(self.backbone, zt, self.x_BL, self.keys_B, self.scored_BL)
+        return zt.unflatten(0, shape), score.view(shape)
+
+    def _keep(
+        self, number: int, noise_BRGK: Tensor, zt_BRGd: Tensor, score_BR: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One of R by its weight."""
+        cdf_BR = score_BR.softmax(dim=1).cumsum(dim=1)
+        u_B = send(row_uniform(self.keys_B, number, CHOICE_STREAM, 1)[:, 0], cdf_BR.device)
+        kept_B = torch.searchsorted(cdf_BR, u_B[:, None] * cdf_BR[:, -1:], right=True).squeeze(1)
+        kept_B = kept_B.clamp_max(score_BR.shape[1] - 1)
+        rows_B = torch.arange(len(kept_B), device=kept_B.device)
+        return noise_BRGK[rows_B, kept_B], zt_BRGd[rows_B, kept_B], score_BR[rows_B, kept_B]
+
+
+def round_keys(keys_B: NDArray[np.int64], number: int, draws: int) -> NDArray[np.int64]:
+    """Keys of the draws of each row in a round, (B, draws)."""
+    start_B1 = hash64(0, number, RESAMPLE_STREAM, keys_B)[:, None]
+    return hash64(0, 0, RESAMPLE_STREAM, start_B1 + np.arange(draws, dtype=np.uint64)).view(np.int64)
 
 
 @torch.no_grad()

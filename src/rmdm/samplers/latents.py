@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.backbone.latent import Latent
+from rmdm.backbone.latent import NOISE_STREAM, Latent
 from rmdm.backbone.noise import normal
 from rmdm.encoders.encoder import Encoder, Pieces
 from rmdm.encoders.whitening import Whitening
@@ -36,13 +36,25 @@ class LatentSource:
     """Draws e from noise, for models conditioned on e; without it z~ is drawn from its prior."""
 
     def draw(self, keys_B: np.ndarray, tau: Tau = 1.0) -> Tensor:
-        """z~, (B, G, d_z); tau scales the noise it is made of, and `paper` is 1 / sqrt(1 + sigma^2)."""
-        latent, scale = self.latent, self.temperature(tau)
-        keys = torch.from_numpy(keys_B).to(latent.matrix.device)
+        """z~, (B, G, d_z); tau scales the noise it is drawn from, and `paper` is 1 / sqrt(1 + sigma^2)."""
+        return self.of_noise(self.noise(keys_B), tau)
+
+    def noise(self, keys_B: np.ndarray) -> Tensor:
+        """The standard normal numbers z~ is made of, (B, G, K): where the flow starts, and the noise of training."""
+        latent, keys = self.latent, torch.from_numpy(keys_B).to(self.latent.matrix.device)
+        start_BGD = normal(keys, (latent.groups, latent.project if self.flow is None else latent.dim), DRAW_STREAM)
         if self.flow is None:
-            return scale * normal(keys, (latent.groups, latent.project), DRAW_STREAM)
-        e_BGD = self.flow.to_embedding(scale * normal(keys, (latent.groups, latent.dim), DRAW_STREAM))
-        return latent.noisy(e_BGD.to(keys.device), keys)
+            return start_BGD
+        return torch.cat((start_BGD, normal(keys, (latent.groups, latent.project), NOISE_STREAM)), dim=-1)
+
+    def of_noise(self, noise_BGK: Tensor, tau: Tau = 1.0) -> Tensor:
+        """z~ of such numbers."""
+        latent, scale = self.latent, self.temperature(tau)
+        if self.flow is None:
+            return scale * noise_BGK
+        start_BGD, eps_BGd = noise_BGK.split((latent.dim, latent.project), dim=-1)
+        e_BGD = self.flow.to_embedding(scale * start_BGD).to(eps_BGd.device)
+        return (e_BGD @ latent.matrix.T + latent.sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
 
     def temperature(self, tau: Tau) -> float:
         """tau as a number."""

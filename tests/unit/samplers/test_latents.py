@@ -14,9 +14,10 @@ from rmdm.data.shards import TokenRows
 from rmdm.encoders.online import OnlineLatents
 from rmdm.errors import ConfigError
 from rmdm.meanflow.flow import Flow
+from rmdm.samplers import given as given_tokens
 from rmdm.samplers import row_keys
-from rmdm.samplers.given import blocks, draw_keys, log_likelihood, resample
-from rmdm.samplers.latents import FILL_STREAM, LatentSource, slerp
+from rmdm.samplers.given import blocks, log_likelihood, resample, round_keys
+from rmdm.samplers.latents import DRAW_STREAM, FILL_STREAM, LatentSource, slerp
 from tests.reference.tiny import tiny_backbone
 from tests.release import DIM, GROUPS, LENGTH, save_release, word_tokenizer
 
@@ -192,7 +193,7 @@ def test_resampling_keeps_each_draw_as_often_as_its_weight_says():
     scored_BL, keys_B = (x_BL != MASK).numpy(), row_keys(1, range(n))
     source = LatentSource(BACKBONE.latent)
     kept = resample(BACKBONE, source, x_BL, keys_B, scored_BL, draws=count)
-    zt_RGd = source.draw(draw_keys(keys_B, count))
+    zt_RGd = source.draw(round_keys(keys_B, 0, count).ravel())
     weight_BR = log_likelihood(BACKBONE, zt_RGd, x_BL, keys_B, scored_BL).view(n, count).softmax(1)
     is_kept_BR = (zt_RGd.view(n, count, 4, 3) == kept[:, None]).all(dim=(2, 3))
     assert (is_kept_BR.sum(dim=1) == 1).all()
@@ -209,8 +210,9 @@ def test_resampling_belongs_to_the_row_and_not_to_the_batch():
     x_BL[:, 1] = torch.tensor([0, 1, 2, 3, 4])
     keys_B, source = row_keys(1, range(5)), LatentSource(BACKBONE.latent)
     scored_BL = (x_BL != MASK).numpy()
-    together = resample(BACKBONE, source, x_BL, keys_B, scored_BL, draws=300, tau=0.8)
-    alone = [resample(BACKBONE, source, x_BL[[i]], keys_B[[i]], scored_BL[[i]], draws=300, tau=0.8) for i in range(5)]
+    how = {"draws": 150, "rounds": 4, "tau": 0.8}
+    together = resample(BACKBONE, source, x_BL, keys_B, scored_BL, **how)
+    alone = [resample(BACKBONE, source, x_BL[[i]], keys_B[[i]], scored_BL[[i]], **how) for i in range(5)]
     torch.testing.assert_close(together, torch.cat(alone))
 
 
@@ -219,14 +221,55 @@ def test_one_draw_is_the_draw():
     x_BL, keys_B = torch.full((3, L), 2), row_keys(1, range(3))
     source = LatentSource(BACKBONE.latent)
     got = resample(BACKBONE, source, x_BL, keys_B, np.ones((3, L), dtype=bool), draws=1)
-    torch.testing.assert_close(got, source.draw(draw_keys(keys_B, 1)))
+    torch.testing.assert_close(got, source.draw(round_keys(keys_B, 0, 1)[:, 0]))
+
+
+def test_many_rounds_of_few_draws_follow_the_posterior_and_one_does_not(monkeypatch):
+    assert BACKBONE.latent is not None
+    monkeypatch.setattr(given_tokens, "FIRST_MOVE", 0.7)  # large moves mix fast where there are few dimensions
+    monkeypatch.setattr(given_tokens, "LAST_MOVE", 0.7)
+    source = LatentSource(BACKBONE.latent)
+
+    def request(n: int, seed: int):
+        x_BL = torch.full((n, L), MASK)
+        x_BL[:, 0] = 2
+        return x_BL, row_keys(seed, range(n)), (x_BL != MASK).numpy()
+
+    x_BL, keys_B, scored_BL = request(100, 0)
+    zt_RGd = source.draw(round_keys(keys_B, 0, 1000).ravel())
+    true_BR = log_likelihood(BACKBONE, zt_RGd, x_BL, keys_B, scored_BL).view(100, 1000)
+    truth_B = (true_BR.softmax(dim=1) * true_BR).sum(dim=1)
+    x_BL, keys_B, scored_BL = request(800, 1)
+
+    def sigmas(rounds: int) -> float:
+        kept = resample(BACKBONE, source, x_BL, keys_B, scored_BL, draws=4, rounds=rounds)
+        got_B = log_likelihood(BACKBONE, kept, x_BL, keys_B, scored_BL)
+        error = (got_B.var() / len(got_B) + truth_B.var() / len(truth_B)).sqrt()
+        return float((got_B.mean() - truth_B.mean()).abs() / error)
+
+    assert sigmas(1) > 10
+    assert sigmas(32) < 3.5  # proposals around the latent itself, not around c, are 5 off
+
+
+def test_rounds_without_evidence_leave_the_prior_as_it_is(model):
+    flow_source = LatentSource(model.backbone.latent, model.latents.reader.flow)
+    n = 400
+    x_BL, keys_B = torch.full((n, LENGTH), model.backbone.mask_id), row_keys(2, range(n))
+    nothing_BL = np.zeros((n, LENGTH), dtype=bool)
+    for source in (flow_source, LatentSource(model.backbone.latent)):
+        kept = resample(model.backbone, source, x_BL, keys_B, nothing_BL, draws=2, rounds=6)
+        drawn = source.draw(keys_B)
+        assert not torch.allclose(kept, drawn)
+        error = (2 / n) ** 0.5
+        assert (kept.mean(dim=0) - drawn.mean(dim=0)).abs().max() < 5 * error * drawn.std()
+        assert abs(float(kept.std() / drawn.std()) - 1) < 0.03
 
 
 def test_a_flow_draws_what_it_makes_of_noise(model):
     flow = Flow.load(model.folder / "flow")
     source, keys_B = LatentSource(model.backbone.latent, flow), row_keys(0, range(3))
     keys = torch.from_numpy(keys_B)
-    e_BGD = flow.to_embedding(0.5 * normal(keys, (GROUPS, DIM), 3001))
+    e_BGD = flow.to_embedding(0.5 * normal(keys, (GROUPS, DIM), DRAW_STREAM))
     torch.testing.assert_close(source.draw(keys_B, 0.5), model.backbone.latent.noisy(e_BGD, keys))
 
 
