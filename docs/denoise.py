@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rmdm.hub import load_model
-from rmdm.samplers import sample_ancestral
+from rmdm import load
 
 FRAMES = 6
 
@@ -24,9 +23,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    model = load_model(args.model)
-    states = []
-    sample_ancestral(model.backbone, 1, args.steps, args.seed, callback=lambda step, x: states.append(x[0].clone()))
+    model = load(args.model)
+    trace = model.generate(n=1, steps=args.steps, seed=args.seed, trace=True).trace
+    assert trace is not None
+    states = list(trace[:, 0])
     console = Console(record=True, width=150, file=open("/dev/null", "w"))  # noqa: SIM115
     previous = None
     for frame in range(FRAMES):
