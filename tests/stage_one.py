@@ -29,7 +29,6 @@ ALIGN = {
     "meanflow.draw_steps": "4",
     "meanflow.train.compile": "false",
     "meanflow.recipe": "robust",
-    "meanflow.direction": "align",
     "meanflow.optim.schedule": "constant",
     "meanflow.model.layers": "1",
     "meanflow.model.width": "16",
