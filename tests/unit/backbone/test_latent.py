@@ -1,9 +1,12 @@
-"""The projection stage II applies to z_0."""
+"""What stage II makes of z: projection, noise, and rows that go without."""
 
+import numpy as np
 import pytest
 import torch
 
-from rmdm.backbone.latent import projection
+from rmdm.backbone.latent import Latent, projection
+from rmdm.config import LatentConfig
+from rmdm.data.order import hash64
 
 
 @pytest.mark.parametrize(("dim", "project"), [(16, 4), (16, 16), (5, 1)])
@@ -29,3 +32,43 @@ def test_directions_are_spread_evenly():
     first = torch.stack([projection(8, 1, seed)[0] for seed in range(400)])
     assert (first.mean(0).abs() < 4 * (1 / 8 / 400) ** 0.5).all()
     torch.testing.assert_close((first**2).mean(0), torch.full((8,), 1 / 8, dtype=torch.float64), rtol=0, atol=0.04)
+
+
+def keys(count: int) -> torch.Tensor:
+    return torch.from_numpy(hash64(0, 0, 5, np.arange(count)).view(np.int64))
+
+
+def latent(**changes: object) -> Latent:
+    return Latent(LatentConfig(**({"groups": 2, "dim": 8, "project": 4, "width": 8} | changes)), seed=0)
+
+
+def test_the_noisy_latent_of_gaussian_rows_is_gaussian_again():
+    z = torch.randn(20_000, 2, 8, generator=torch.Generator().manual_seed(0))
+    for sigma in (0.0, 0.3, 1.0):
+        module = latent(sigma=sigma)
+        noisy = module.noisy(z, keys(len(z)))
+        assert noisy.shape == (20_000, 2, 4)
+        torch.testing.assert_close(noisy.var((0, 1)), torch.ones(4), atol=0.03, rtol=0)
+        clean = z @ module.matrix.T
+        rho = torch.corrcoef(torch.stack((noisy.flatten(), clean.flatten())))[0, 1]
+        assert rho == pytest.approx((1 + sigma**2) ** -0.5, abs=0.01)
+
+
+def test_noise_belongs_to_the_row():
+    z, key = torch.zeros(6, 2, 8), keys(6)
+    together = latent().noisy(z, key)
+    alone = latent().noisy(z[:1], key[3:4])
+    assert torch.equal(together[3], alone[0])
+    assert not torch.equal(together[3], together[4])
+
+
+def test_projected_rows_are_taken_as_they_are():
+    module, z = latent(sigma=0.0), torch.randn(5, 2, 8)
+    stored = z @ module.matrix.T
+    torch.testing.assert_close(module.noisy(stored, keys(5)), module.noisy(z, keys(5)))
+
+
+def test_the_share_of_rows_that_go_without():
+    kept = latent(dropout=0.1).kept(keys(20_000))
+    assert kept.float().mean() == pytest.approx(0.9, abs=0.01)
+    assert latent(dropout=0.0).kept(keys(1000)).all()

@@ -1,0 +1,123 @@
+"""RMDM on the command line: latents of stage I in stage II, arms that share them, and the table of their stories."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rmdm.cli import main
+from rmdm.hub import load_model
+from rmdm.training.checkpoint import list_checkpoints
+from tests.stage_one import align_flags, kill_when, prepare_stories, run, save_bert
+
+STEPS = ["--steps", "2,4", "--n", "24"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Shards, embeddings, and `one`: an aligned run of both directions."""
+    folder = tmp_path_factory.mktemp("rmdm")
+    shards = prepare_stories(folder / "shards")
+    (folder / "encoder").write_text(str(save_bert(folder / "bert", shards)))
+    for verb in ("encode", "align"):
+        out = ["--out", str(folder / "one")] if verb == "align" else []
+        run(verb, "storyworld-mini", *flags(folder, process="mdlm"), *out)
+    return folder
+
+
+def flags(place: Path, **more: str) -> list[str]:
+    own = {"process": "rmdm", "meanflow__direction": "both", "latent__draw": "flow", "train__steps": "8"} | more
+    return align_flags(place / "shards", (place / "encoder").read_text(), **own)
+
+
+def train(place: Path, name: str, **more: str) -> Path:
+    shared = {"latent__flow": str(place / "one")} | more
+    run("train", "storyworld-mini", *flags(place, **shared), "--out", str(place / name))
+    return place / name
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("draw", ["flow", "prior"])
+def test_arms_share_a_stage_one_and_their_stories_are_measured(place, draw, capsys):
+    out = train(place, f"arm-{draw}", latent__draw=draw)
+    model = load_model(out)
+    assert (model.folder / "flow" / "flow.safetensors").is_file()
+    assert main(["eval", "stories", str(out), *STEPS, "--ceiling", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    arms = [(row["arm"], row["steps"]) for row in said["stories"]]
+    own = "storyworld-mini"
+    assert arms == [
+        (own, 2),
+        (own, 4),
+        (f"{own}, true latents", 2),
+        (f"{own}, true latents", 4),
+        ("true stories", None),
+    ]
+    assert said["stories"][-1]["consistent"] == 1.0
+    assert main(["eval", "stories", str(out), *STEPS, "--ceiling"]) == 0
+    assert "already done" in capsys.readouterr().out
+
+
+def test_latents_of_rows_reach_the_loss(place):
+    told = losses(train(place, "told", latent__sigma="0.1", train__steps="60", optim__lr="1e-2"))
+    blind = losses(
+        train(place, "blind", latent__independent="true", latent__draw="prior", train__steps="60", optim__lr="1e-2")
+    )
+    assert told[0] == pytest.approx(blind[0], abs=1e-5), "conditions start at zero"
+    assert sum(told[-10:]) < sum(blind[-10:]) - 0.1
+
+
+def test_encoding_online_gives_the_cache_s_losses_up_to_its_rounding(place):
+    cached = losses(train(place, "cached"))
+    online = losses(train(place, "online", latent__source="online"))
+    assert online == pytest.approx(cached, abs=2e-3)
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(place):
+    whole = train(place, "whole")
+    out = place / "killed"
+    command = ["train", "storyworld-mini", *flags(place, latent__flow=str(place / "one")), "--out", str(out)]
+    kill_when(lambda: bool(list_checkpoints(out)), *command)
+    run(*command)
+    assert losses(out) == losses(whole)
+    one, other = (load_model(folder).backbone.state_dict() for folder in (whole, out))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_rmdm_starts_from_an_mdlm(place):
+    parent = train(place, "parent", process="mdlm")
+    child = train(place, "child", train__init_from=str(parent), optim__lr="1e-12", train__steps="1")
+    x = torch.randint(0, 50, (3, 32))
+    mdlm, rmdm = load_model(parent).backbone, load_model(child).backbone
+    torch.testing.assert_close(rmdm.logits(rmdm(x)), mdlm.logits(mdlm(x)), atol=1e-5, rtol=1e-5)
+    assert mdlm.logits(mdlm(x)).std() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"latent__dim": "3"}, "has 4 groups of 4"),
+        ({"train__init_from": "/no/such/run"}, "/no/such/run does not exist"),
+        ({"latent__flow": "/no/such/run"}, "/no/such/run holds no finished flow"),
+        ({"latent__groups": "5"}, "does not divide data.length"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(place, capsys, changes, message):
+    out = place / "refused"
+    shared = {"latent__flow": str(place / "one")} | changes
+    assert main(["train", "storyworld-mini", *flags(place, **shared), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_trunk_of_another_shape_is_no_start(place, capsys):
+    parent = train(place, "parent2", process="mdlm")
+    wider = flags(place, latent__flow=str(place / "one"), train__init_from=str(parent), model__width="48")
+    assert main(["train", "storyworld-mini", *wider, "--out", str(place / "refused2")]) == 2
+    assert "is of another trunk" in capsys.readouterr().err
