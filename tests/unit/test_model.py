@@ -16,7 +16,7 @@ from rmdm.request import Request
 from rmdm.samplers.noise import row_keys
 from tests.release import GROUPS, LENGTH, WORDS, byte_tokenizer, save_release
 
-MASKED = ["ancestral", "max_prob", "margin", "entropy"]
+MASKED, SCORE = ["ancestral", "max_prob", "margin", "entropy"], ["analytic", "euler"]
 
 
 @pytest.fixture(scope="module")
@@ -106,17 +106,22 @@ options = st.fixed_dictionaries(
 )
 
 
-@given(st.data(), st.lists(st.one_of(st.sampled_from(WORDS), st.integers(1, 3)), min_size=1, max_size=6), options)
+@given(
+    st.sampled_from(["mdlm", "rmdm", "prior", "indep", "packed", "sedd"]),
+    st.tuples(st.sampled_from(MASKED), st.sampled_from(SCORE)),
+    st.lists(st.one_of(st.sampled_from(WORDS), st.integers(1, 3)), min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from(["null", "prior", "encode", "resample"]),
+    options,
+)
 @settings(max_examples=80, deadline=None)
-def test_what_is_given_survives_infilling_in_every_sampler(zoo, data, parts, how):
+def test_what_is_given_survives_infilling_in_every_sampler(zoo, name, samplers, parts, remask, mode, how):
     parts = [*parts, 1]
-    name = data.draw(st.sampled_from(["mdlm", "rmdm", "prior", "indep", "packed", "sedd"]))
-    sampler = data.draw(st.sampled_from(["analytic", "euler"] if name == "sedd" else MASKED))
-    if sampler not in ("ancestral", "analytic", "euler"):
-        how = {**how, "remask": data.draw(st.sampled_from([0.0, 0.5]))}
+    sampler = samplers[name == "sedd"]
+    if sampler not in ("ancestral", *SCORE):
+        how = {**how, "remask": remask}
     if name in ("rmdm", "prior"):
-        how = {**how, "given": data.draw(st.sampled_from(["null", "prior", "encode", "resample"]))}
-        how |= {"draws": 2, "rounds": 2} if how["given"] == "resample" else {}
+        how = {**how, "given": mode, **({"draws": 2, "rounds": 2} if mode == "resample" else {})}
     text = " ".join(part if isinstance(part, str) else f"[MASK:{part}]" for part in parts)
     done = zoo[name].infill(text, 2, sampler=sampler, trace=True, **how)
     wanted = [word for part in parts for word in ([part] if isinstance(part, str) else [None] * part)]
@@ -128,11 +133,14 @@ def test_what_is_given_survives_infilling_in_every_sampler(zoo, data, parts, how
     assert done.texts == [zoo[name].tokenizer.decode(row) for row in done.tokens]
 
 
-@given(st.data(), words, words, st.one_of(st.none(), st.integers(1, 5)), options)
+@given(
+    st.sampled_from(["mdlm", "rmdm", "packed", "sedd", "ar"]),
+    st.tuples(st.sampled_from(MASKED), st.sampled_from(SCORE)),
+    words, words, st.one_of(st.none(), st.integers(1, 5)), options,
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_prefix_and_suffix_survive_in_every_sampler(zoo, data, before, after, tokens, how):
-    name = data.draw(st.sampled_from(["mdlm", "rmdm", "packed", "sedd", "ar"]))
-    sampler = data.draw(st.sampled_from({"sedd": ["analytic", "euler"], "ar": ["ar"]}.get(name, MASKED)))
+def test_prefix_and_suffix_survive_in_every_sampler(zoo, name, samplers, before, after, tokens, how):
+    sampler = {"sedd": samplers[1], "ar": "ar"}.get(name, samplers[0])
     asked = {"prefix": " ".join(before)}
     if name != "ar":
         asked |= {"suffix": " ".join(after), "tokens": tokens}
