@@ -34,7 +34,7 @@ from rmdm.samplers.settings import SamplerName, SampleSettings
 Callback = Callable[[int, Tensor], None]
 
 
-@dataclass
+@dataclass(repr=False)
 class Model:
     """A trained backbone with all that is needed to use it."""
 
@@ -44,6 +44,10 @@ class Model:
     step: int
     folder: Path
     """The release it was read from."""
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.backbone.parameters())
+        return f"Model({self.config.name}: {self.config.process}, {size / 1e6:.2f}M parameters, step {self.step})"
 
     def generate(
         self,
