@@ -1,10 +1,8 @@
 """storyworld's own yardstick: what a model's stories are like at 1, 2, 4, ... steps, arm by arm."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +10,10 @@ from torch import Tensor
 
 from rmdm.config import needs_latents, stage_one_run
 from rmdm.data.prepare import shard_dir
-from rmdm.data.shards import TokenRows, read_json, write_json
+from rmdm.data.shards import TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError, DataError
+from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
 from rmdm.hub import Model, load_model
 from rmdm.meanflow.rows import open_stage_one
@@ -111,12 +110,10 @@ def measure_runs(
         if shards not in training:
             training[shards] = TrainingStories.open(shards, model.tokenizer)
         sizes.setdefault(size or "", training[shards])
-        path, weights = run / "stories.json", file_signature(model.folder / "model.safetensors")
+        weights = file_signature(model.folder / "model.safetensors")
         asked = {"weights": weights, "steps": list(steps), "n": n, "ceiling": ceiling}
-        measured = read_rows(path, asked)
-        if measured is not None:
-            show(f"measure: already done, {path}")
-        else:
+
+        def measure(model: Model = model, run: Path = run, shards: Path = shards) -> Rows:
             counts = ", ".join(map(str, steps))
             show(f"measure: {model.config.name} writes {n} stories at {counts} steps, and each is checked")
             measured = consistency(model, training[shards], steps, n)
@@ -124,8 +121,10 @@ def measure_runs(
                 true = held_out_latents(model, run, shards, n)
                 arm = f"{model.config.name}, true latents"
                 measured += consistency(model, training[shards], steps, n, zt_nGd=true, arm=arm)
-            write_json(path, {"asked": asked, "rows": [row.to_json() for row in measured]})
-        rows += measured
+            return [row.to_json() for row in measured]
+
+        measured = recorded(run / "eval" / "stories.json", asked, measure, show)
+        rows += [StoryRow.from_json(row) for row in measured]
     return rows + [true_row(size, stories, n) for size, stories in sizes.items() if size]
 
 
@@ -137,12 +136,3 @@ def held_out_latents(model: Model, run: Path, shards: Path, n: int) -> Tensor:
     if stage_one.valid is None or held < n:
         raise DataError(f"{shards} holds out {held} stories, too few for {n} true latents; ask for at most {held}")
     return latents_of_rows(model, stage_one.valid.take(np.arange(n)))
-
-
-def read_rows(path: Path, asked: dict[str, Any]) -> list[StoryRow] | None:
-    """The rows of an earlier measurement of the same; None where there is none, or it is damaged."""
-    with contextlib.suppress(OSError, DataError, KeyError, TypeError):
-        saved = read_json(path)
-        if saved["asked"] == asked:
-            return [StoryRow.from_json(row) for row in saved["rows"]]
-    return None
