@@ -76,9 +76,9 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
         raise ConfigError(f"unknown verb {args[0]!r}; {nearest(args[0], VERBS)}")
     verb = VERBS[args[0]]
     parser = Parser(prog=f"rmdm {args[0]}", description=verb.help, allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_json(parser)
     verb.flags(parser)
-    own = {flag for action in parser._actions for flag in action.option_strings}
+    own = own_flags(parser)
     if verb.takes_config and {"-h", "--help"} & set(args):
         print(parser.format_help())
         print_config_help(args)
@@ -105,6 +105,18 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
         print(text, file=stream, flush=True)
 
     return verb.run(known, overrides, show)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The flag every verb has."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def own_flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Every flag a parser knows, those of its kinds too."""
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    kinds = [action.choices or {} for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return flags.union(*(own_flags(one) for of in kinds for one in of.values()))
 
 
 def usage() -> str:
@@ -334,28 +346,21 @@ def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> 
 
 
 def run_eval(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
-    """`rmdm eval stories`: what the stories of some runs are like."""
-    from rmdm.stages import measure_stage
+    """`rmdm eval KIND`: measure trained models."""
+    from rmdm.evaluation.verbs import KINDS
 
-    try:
-        steps = [int(word) for word in args.steps.split(",")] if args.steps else []
-    except ValueError:
-        raise ConfigError(f"--steps {args.steps} is no list of numbers; use 4,8,16, for example") from None
-    if any(count < 1 for count in steps):
-        raise ConfigError(f"--steps {args.steps} holds a number below 1; use 4,8,16, for example")
-    if args.n is not None and args.n < 1:
-        raise ConfigError(f"--n {args.n} is below 1; measure at least one story")
-    runs = [Path(run) for run in args.runs]
-    return {"stories": measure_stage(runs, show, steps=steps, n=args.n, ceiling=args.ceiling)}
+    return KINDS[args.kind].run(args, show)
 
 
 def eval_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of `eval`."""
-    parser.add_argument("what", choices=["stories"], help="stories: figures of storyworld samples, by exact rules")
-    parser.add_argument("runs", nargs="+", help="run directories of models trained on storyworld")
-    parser.add_argument("--steps", help="numbers of steps (default 1,2,4,8,16,32)")
-    parser.add_argument("--n", type=int, help="stories a row (default 512)")
-    parser.add_argument("--ceiling", action="store_true", help="also write with the latents of held-out stories")
+    """Kinds of `eval`, each with flags of its own."""
+    from rmdm.evaluation.verbs import KINDS
+
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    for name, kind in KINDS.items():
+        one = kinds.add_parser(name, help=kind.help, description=kind.help)
+        add_json(one)
+        kind.flags(one)
 
 
 def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:

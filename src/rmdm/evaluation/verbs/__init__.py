@@ -1,0 +1,27 @@
+"""The kinds of `rmdm eval`. Their flags are read before anything heavy is imported."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rmdm.evaluation.verbs import stories
+
+if TYPE_CHECKING:
+    import argparse
+
+Show = Callable[[str], None]
+Outcome = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One thing that can be measured: its line in the help, its flags, and what measures it."""
+
+    help: str
+    flags: "Callable[[argparse.ArgumentParser], None]"
+    run: "Callable[[argparse.Namespace, Show], Outcome]"
+
+
+KINDS = {
+    "stories": Kind(stories.HELP, stories.flags, stories.run),
+}

@@ -1,0 +1,23 @@
+"""What the flags of several kinds mean."""
+
+from rmdm.errors import ConfigError
+
+
+def step_counts(text: str | None, default: tuple[int, ...] = ()) -> list[int]:
+    """Numbers of denoising steps from `4,8,16`."""
+    if text is None:
+        return list(default)
+    try:
+        steps = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--steps {text} is no list of numbers; use 4,8,16, for example") from None
+    if any(count < 1 for count in steps):
+        raise ConfigError(f"--steps {text} holds a number below 1; use 4,8,16, for example")
+    return steps
+
+
+def at_least_one(flag: str, value: int, what: str) -> int:
+    """`value`, or an error that names the flag."""
+    if value < 1:
+        raise ConfigError(f"{flag} {value} is below 1; measure at least one {what}")
+    return value

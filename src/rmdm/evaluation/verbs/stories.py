@@ -1,0 +1,28 @@
+"""`rmdm eval stories`: what the stories of some runs are like."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rmdm.evaluation.verbs.arguments import at_least_one, step_counts
+
+HELP = "figures of storyworld samples, by exact rules"
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `rmdm eval stories`."""
+    parser.add_argument("runs", nargs="+", help="run directories of models trained on storyworld")
+    parser.add_argument("--steps", help="numbers of steps (default 1,2,4,8,16,32)")
+    parser.add_argument("--n", type=int, help="stories a row (default 512)")
+    parser.add_argument("--ceiling", action="store_true", help="also write with the latents of held-out stories")
+
+
+def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]:
+    """Measure, and show the table."""
+    from rmdm.stages import measure_stage
+
+    steps = step_counts(args.steps)
+    n = at_least_one("--n", args.n, "story") if args.n is not None else None
+    runs = [Path(run) for run in args.runs]
+    return {"stories": measure_stage(runs, show, steps=steps, n=n, ceiling=args.ceiling)}
