@@ -108,6 +108,8 @@ class ModelConfig:
 class OptimConfig:
     """AdamW, its schedule, and the weight average."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon`: momentum made orthogonal for the matrices inside the blocks, AdamW for the rest, at one learning rate."""
     lr: float = 3e-4
     """Peak learning rate."""
     warmup: int = 2500

@@ -47,6 +47,15 @@ def test_conditioned_models_can_be_sharded(shards, tmp_path, process):
     assert two == pytest.approx(one, abs=1e-5)
 
 
+def test_muon_has_the_same_updates_on_two_ranks_and_after_a_change_of_their_number(shards, tmp_path):
+    flags = {"optim__name": "muon", "optim__schedule": "constant"}
+    one = train(shards, tmp_path / "one", ranks=1, **flags)
+    two = train(shards, tmp_path / "two", ranks=2, train__parallel="fsdp", train__steps="4", **flags)
+    rest = train(shards, tmp_path / "two", ranks=1, **flags)
+    assert two == rest[:4]
+    assert rest == pytest.approx(one, abs=1e-5)
+
+
 def test_tied_embeddings_can_be_sharded(shards, tmp_path):
     one = train(shards, tmp_path / "one", ranks=1, model__tie_embeddings="true")
     two = train(shards, tmp_path / "two", ranks=2, model__tie_embeddings="true", train__parallel="fsdp")

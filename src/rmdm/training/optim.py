@@ -6,15 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from rmdm.config import OptimConfig
+from rmdm.training.muon import Muon
 
 
-def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay touches the matrices inside the blocks and not embeddings, head or vectors."""
+def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """What the config names; weight decay touches the matrices inside the blocks and not embeddings, head or vectors.
+
+    Muon's own updates are for the same matrices.
+    """
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     decayed = [p for name, p in trained if ".blocks." in f".{name}" and name.endswith(".weight")]
     chosen = {id(p) for p in decayed}
     rest = [p for _, p in trained if id(p) not in chosen]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    if config.name == "muon":
+        groups[0]["matrices"] = True
+        return Muon(groups, config.lr, config.betas, config.eps)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
 
