@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rmdm.evaluation.verbs import stories
+from rmdm.evaluation.verbs import judge, stories
 
 if TYPE_CHECKING:
     import argparse
@@ -23,5 +23,6 @@ class Kind:
 
 
 KINDS = {
+    "judge": Kind(judge.HELP, judge.flags, judge.run),
     "stories": Kind(stories.HELP, stories.flags, stories.run),
 }
