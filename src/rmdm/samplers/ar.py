@@ -22,6 +22,8 @@ def sample_ar(
     callback: Callback | None = None,
 ) -> Tensor:
     """Continue each row's prefix from left to right; `callback(step, x_BL)` follows each place that is written."""
+    if denoiser.block is not None and len(x_BL) % denoiser.block:
+        return _sample_filled(denoiser, x_BL, keys_B, settings, callback)
     backbone, (B, L) = denoiser.backbone, x_BL.shape
     prefix_B = _prefix_lengths(x_BL, denoiser.mask_id)
     first = int(prefix_B.min(initial=L))
@@ -38,6 +40,20 @@ def sample_ar(
         if callback is not None:
             callback(place - first, x_BL)
     return x_BL
+
+
+def _sample_filled(
+    denoiser: Denoiser,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None,
+) -> Tensor:
+    """The same with the batch filled up to whole blocks."""
+    B, block = len(x_BL), denoiser.block or 1
+    of = np.arange(-(-B // block) * block).clip(max=B - 1)
+    seen = None if callback is None else lambda step, x: callback(step, x[:B])
+    return sample_ar(denoiser, x_BL[torch.from_numpy(of).to(x_BL.device)], keys_B[of], settings, seen)[:B]
 
 
 def _prefix_lengths(x_BL: Tensor, mask_id: int) -> NDArray[np.int64]:

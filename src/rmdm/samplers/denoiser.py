@@ -15,6 +15,8 @@ Callback = Callable[[int, Tensor], None]
 
 # Logits of one chunk: a few float64 copies of them are held while tokens are drawn.
 CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**22}
+FIXED_TOKENS = 8192
+"""Tokens the network runs on at a time where their number is fixed: enough to fill a GPU."""
 FIXED_PLACES = 256
 """Places the head runs on at a time where their number is fixed; fewer for a very large vocabulary."""
 
@@ -128,6 +130,19 @@ class Hidden:
         if not self.fixed:
             return self.backbone.logits(h_ND)
         return self.backbone.logits(F.pad(h_ND, (0, 0, 0, size - len(h_ND))))[: len(h_ND)]
+
+
+def fixed_rows(backbone: DiT) -> int | None:
+    """The block for a model on a GPU, where rounding shows in the text; on a CPU it hardly ever does."""
+    is_cuda = backbone.embed.weight.is_cuda
+    return max(1, FIXED_TOKENS // backbone.length) if is_cuda else None
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], x_B: Tensor, block: int | None) -> Tensor:
+    """`function` of the rows of `x_B`, on exactly `block` of them at a time, filled up."""
+    if block is None:
+        return function(x_B)
+    return torch.cat([function(x_B[of]) for of in filled(len(x_B), block, x_B.device)])[: len(x_B)]
 
 
 def filled(count: int, block: int, device: torch.device) -> list[Tensor]:

@@ -11,13 +11,13 @@ from torch import Tensor
 from rmdm.backbone.dit import DiT
 from rmdm.config import SampleConfig
 from rmdm.samplers import sample
-from rmdm.samplers.denoiser import Denoiser
+from rmdm.samplers.denoiser import Denoiser, fixed_rows, in_blocks
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SampleSettings
 
 BATCH = 64
-"""Rows taken through at once; which rows share a batch does not change what they say, but for float ties."""
+"""Rows taken through at once; which rows share a batch does not change what they say, but for float ties on a CPU."""
 
 
 @dataclass
@@ -45,12 +45,13 @@ class Writer:
         `without` asks for the learned null instead of a latent.
         """
         settings.check(self.backbone)
-        parts = []
+        block, parts = fixed_rows(self.backbone), []
         for first in range(0, len(x_BL), batch):
             rows = slice(first, first + batch)
             z = None if without else zt_BGd[rows] if zt_BGd is not None else self.draw(keys_B[rows], tau)
-            c_BGC = self.backbone.latent(z) if self.backbone.latent is not None and z is not None else None
-            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance)
+            latent = self.backbone.latent
+            c_BGC = in_blocks(latent, z, block) if latent is not None and z is not None else None
+            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance, block)
             parts.append(sample(denoiser, x_BL[rows], keys_B[rows], settings, callback))
         return torch.cat(parts)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from rmdm.backbone.dit import DiT
 from rmdm.backbone.noise import normal
 from rmdm.data.order import hash64
-from rmdm.samplers.denoiser import Denoiser, send
+from rmdm.samplers.denoiser import Denoiser, fixed_rows, in_blocks, send
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_uniform
 
@@ -140,7 +140,8 @@ def log_likelihood(
     """
     assert backbone.latent is not None
     draws = len(zt_RGd) // len(x_BL)
-    denoiser = Denoiser(backbone, backbone.latent(zt_RGd))
+    rows = fixed_rows(backbone)
+    denoiser = Denoiser(backbone, in_blocks(backbone.latent, zt_RGd, rows), block=rows)
     block_BL = send(blocks(keys_B, scored_BL), x_BL.device)
     x_RL, block_RL = (each.repeat_interleave(draws, dim=0) for each in (x_BL, block_BL))
     score_R = torch.zeros(len(x_RL), dtype=torch.float64, device=x_BL.device)

@@ -18,9 +18,12 @@ from rmdm.encoders.encoder import Encoder, Pieces
 from rmdm.encoders.whitening import Whitening
 from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow.flow import Flow
+from rmdm.samplers.denoiser import in_blocks
 
 DRAW_STREAM, FILL_STREAM = 3001, 3002
 """Streams of the noise a latent is drawn from, and of the noise in groups without text."""
+FIXED_DRAWS = 512
+"""Rows the flow draws at a time on a GPU, so that a draw does not depend on those beside it."""
 READ_TOKENS = {"cuda": 65_536, "cpu": 4096}
 """Encoder tokens taken through at once."""
 
@@ -53,7 +56,8 @@ class LatentSource:
         if self.flow is None:
             return scale * noise_BGK
         start_BGD, eps_BGd = noise_BGK.split((latent.dim, latent.project), dim=-1)
-        e_BGD = self.flow.to_embedding(scale * start_BGD).to(eps_BGd.device)
+        rows = FIXED_DRAWS if start_BGD.is_cuda else None
+        e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
         return (e_BGD @ latent.matrix.T + latent.sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
 
     def temperature(self, tau: Tau) -> float:

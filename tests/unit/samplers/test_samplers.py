@@ -188,9 +188,11 @@ def test_a_request_gives_the_same_text_alone_and_in_a_batch_of_64(name, chosen):
     assert (alone != together).any(dim=1).sum() == 0
 
 
-@pytest.mark.parametrize("name", ["ancestral", "margin"])
+@pytest.mark.parametrize("name", ["ancestral", "margin", "ar"])
 def test_blocks_leave_the_text_as_it_is(name):
-    model, chosen = tiny_backbone(50, 16, groups=4), SampleSettings(name, steps=5)
+    causal = name == "ar"
+    model = tiny_backbone(50, 16, causal=causal, groups=None if causal else 4)
+    chosen = SampleSettings(name, steps=5)
     plain = requests(chosen, model, 64, 64)
     for batch in (64, 7):
         assert (requests(chosen, model, 64, batch, block=3) != plain).any(dim=1).sum() <= 1
