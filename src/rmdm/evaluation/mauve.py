@@ -1,0 +1,117 @@
+"""MAUVE (Pillutla et al., 2021): how much of real text a set of samples covers, and how much of it is real, in 0..1.
+
+Written from the paper's equations. Both sets are embedded, their embeddings reduced by PCA and cut into k clusters
+together; P and Q are the shares of each set in the clusters. For R = lambda P + (1 - lambda) Q the divergence curve is
+
+    C = { (exp(-c KL(Q || R)), exp(-c KL(P || R))) : lambda in (0, 1) },      c = 5,
+
+and MAUVE the area under it: 1 for equal P and Q, near 0 where they share nothing. It falls with fewer texts and with
+another evaluator's features, so only rows of one table compare. Paper: the last token's state of GPT-2 large, 5000
+texts, k = 500; here: means of the named evaluator's states over each text, k a tenth of the smaller set.
+
+Shapes: N vectors, D channels, K clusters, S points of the curve, R draws.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rmdm.evaluation.intervals import DRAWS, Estimate, Interval, Values, centred
+
+LEAST = 20
+"""Texts of each set below which two clusters say nothing."""
+TEXTS_A_CLUSTER = 10
+KEPT_VARIANCE = 0.9
+SCALE = 5.0
+POINTS = 128
+RESTARTS = 5
+ITERATIONS = 500
+
+
+def mauve(
+    real_ND: NDArray[np.floating], written_ND: NDArray[np.floating], seed: int = 0, clusters: int | None = None
+) -> Estimate | None:
+    """MAUVE of two sets of features; None where either has fewer than 20 rows that are finite.
+
+    The interval is of drawing texts again in fixed clusters; that lowers MAUVE, so it is centred on the value.
+    """
+    sets = [np.asarray(part, dtype=np.float64) for part in (real_ND, written_ND)]
+    sets = [part[np.isfinite(part).all(axis=1)] for part in sets]
+    smaller = min(map(len, sets))
+    if smaller < LEAST:
+        return None
+    K = clusters or max(2, round(smaller / TEXTS_A_CLUSTER))
+    random = np.random.default_rng(seed)
+    label_N = kmeans(reduced(np.concatenate(sets)), K, random)
+    cut = len(sets[0])
+    counts = [np.bincount(part, minlength=K).astype(np.float64) for part in (label_N[:cut], label_N[cut:])]
+    p_K, q_K = (count_K / count_K.sum() for count_K in counts)
+    value = float(area(p_K[None], q_K[None])[0])
+    drawn = [random.multinomial(int(count_K.sum()), count_K / count_K.sum(), DRAWS) for count_K in counts]
+    p_RK, q_RK = (draw_RK / draw_RK.sum(axis=1, keepdims=True) for draw_RK in drawn)
+    spread = centred(value, area(p_RK, q_RK))
+    return Estimate(value, Interval(max(0.0, spread.low), min(1.0, spread.high)))
+
+
+def reduced(x_ND: Values, kept: float = KEPT_VARIANCE) -> Values:
+    """PCA: the fewest directions that hold this share of the variance."""
+    centred_ND = x_ND - x_ND.mean(axis=0)
+    u_NA, s_A, _ = np.linalg.svd(centred_ND, full_matrices=False)
+    share_A = np.cumsum(s_A**2) / max(float((s_A**2).sum()), 1e-30)
+    A = int(np.searchsorted(share_A, kept)) + 1
+    return u_NA[:, :A] * s_A[:A]
+
+
+def kmeans(x_ND: Values, K: int, random: np.random.Generator) -> NDArray[np.int64]:
+    """The cluster of each row: Lloyd's iteration from k-means++ starts, the tightest of several restarts."""
+    best_N, best = np.zeros(len(x_ND), dtype=np.int64), np.inf
+    for _ in range(RESTARTS):
+        centre_KD = _starts(x_ND, K, random)
+        label_N = _nearest(x_ND, centre_KD)
+        for _ in range(ITERATIONS):
+            count_K = np.bincount(label_N, minlength=K)
+            sum_KD = np.zeros_like(centre_KD)
+            np.add.at(sum_KD, label_N, x_ND)
+            centre_KD = np.where(count_K[:, None] > 0, sum_KD / np.maximum(count_K, 1)[:, None], centre_KD)
+            before_N, label_N = label_N, _nearest(x_ND, centre_KD)
+            if (label_N == before_N).all():
+                break
+        spread = float(((x_ND - centre_KD[label_N]) ** 2).sum())
+        if spread < best:
+            best_N, best = label_N, spread
+    return best_N
+
+
+def _starts(x_ND: Values, K: int, random: np.random.Generator) -> Values:
+    """k-means++: each start is drawn in proportion to its squared distance from those before."""
+    chosen = [int(random.integers(len(x_ND)))]
+    distance_N = ((x_ND - x_ND[chosen[0]]) ** 2).sum(axis=1)
+    for _ in range(1, K):
+        total = float(distance_N.sum())
+        p_N = distance_N / total if total > 0 else None
+        chosen.append(int(random.choice(len(x_ND), p=p_N)))
+        distance_N = np.minimum(distance_N, ((x_ND - x_ND[chosen[-1]]) ** 2).sum(axis=1))
+    return x_ND[chosen].copy()
+
+
+def _nearest(x_ND: Values, centre_KD: Values) -> NDArray[np.int64]:
+    return ((centre_KD**2).sum(axis=1) - 2 * x_ND @ centre_KD.T).argmin(axis=1)
+
+
+def area(p_RK: Values, q_RK: Values, scale: float = SCALE, points: int = POINTS) -> Values:
+    """The area under the divergence curve of each pair of histograms."""
+    x_S, y_S = [np.zeros(len(p_RK))], [np.ones(len(p_RK))]
+    for weight in np.linspace(0, 1, points + 2)[1:-1]:
+        mixed_RK = weight * p_RK + (1 - weight) * q_RK
+        x_S.append(np.exp(-scale * _kl(q_RK, mixed_RK)))
+        y_S.append(np.exp(-scale * _kl(p_RK, mixed_RK)))
+    x_SR, y_SR = np.stack([*x_S, np.ones(len(p_RK))]), np.stack([*y_S, np.zeros(len(p_RK))])
+    # lambda runs from 0 to 1, so x falls; the first and last points are the corners (0, 1) and (1, 0).
+    order_SR = np.argsort(x_SR, axis=0, kind="stable")
+    x_SR, y_SR = (np.take_along_axis(part, order_SR, axis=0) for part in (x_SR, y_SR))
+    return ((x_SR[1:] - x_SR[:-1]) * (y_SR[1:] + y_SR[:-1]) / 2).sum(axis=0)
+
+
+def _kl(p_RK: Values, q_RK: Values) -> Values:
+    """KL(p || q) of each pair; 0 ln 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(p_RK > 0, p_RK * np.log(p_RK / q_RK), 0.0).sum(axis=1)

@@ -1,0 +1,145 @@
+"""Texts to score: drawn by a model and kept with the run, real ones of its held-out rows, or those of a file.
+
+What a model wrote lies in RUN/eval/gen-samples/NAME.jsonl, one {"text": ..., "tokens": [...]} a line, with NAME.json
+beside it: the settings, the weights they were drawn with and the seconds it took. The same request is not drawn again.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rmdm.data.files import corpus_files, file_parts
+from rmdm.data.shards import TokenRows, read_json, write_json
+from rmdm.errors import ConfigError, DataError
+from rmdm.model import Model
+from rmdm.request import Request
+from rmdm.samplers.settings import CONFIDENCE
+
+FOLDER = "gen-samples"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some texts, and how they came about."""
+
+    texts: list[str]
+    tokens: list[NDArray[np.int64]]
+    """The model's own tokens of each row; none for texts of a file."""
+    settings: dict[str, Any]
+    """What they were drawn with; see `Generation.settings`."""
+    seconds: float | None = None
+    file: Path | None = None
+
+
+def check_steps(model: Model, request: Request) -> None:
+    """Raise `ConfigError` where a sampler of the model cannot use so many steps, or does not fit it."""
+    settings, length = model.settings(request), model.backbone.length
+    settings.check(model.backbone)
+    if settings.sampler in CONFIDENCE and settings.remask == 0 and settings.steps > length:
+        raise ConfigError(
+            f"--steps {settings.steps} is above {model.config.name}'s length of {length} tokens, and "
+            f"{settings.sampler} writes one token or more a step; use at most {length}, --remask or another sampler"
+        )
+
+
+def draw(model: Model, request: Request, run: Path, weights: Any) -> Samples:
+    """Texts of a request, drawn now or kept from before; `weights` tells one state of the model from another."""
+    request.check()
+    check_steps(model, request)
+    settings = vars(model.settings(request))
+    tau = request.latent_temperature
+    tau = model.config.sample.latent_temperature if tau is None and model.backbone.latent is not None else tau
+    asked = {**settings, "tau": tau, "seed": request.seed, "n": request.n, "device": model.device.type}
+    file = run / "eval" / FOLDER / f"{_name(asked)}.jsonl"
+    found = _kept(file, {**asked, "weights": weights})
+    if found is not None:
+        return found
+    done = model.write(request)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.with_suffix(".json").unlink(missing_ok=True)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", encoding="utf-8") as out:
+        for text, row in zip(done.texts, done.tokens.tolist(), strict=True):
+            out.write(json.dumps({"text": text, "tokens": row}, ensure_ascii=False) + "\n")
+    os.replace(temporary, file)
+    facts = {"asked": {**asked, "weights": weights}, "settings": done.settings, "seconds": done.seconds}
+    write_json(file.with_suffix(".json"), {**facts, "arm": model.config.name, "hardware": hardware(model.device)})
+    return Samples(done.texts, list(done.tokens), done.settings, done.seconds, file)
+
+
+def _name(asked: dict[str, Any]) -> str:
+    """A file name that people can read and no other settings share."""
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{asked['sampler']}-{asked['steps']}-temperature-{asked['temperature']:g}-{digest}"
+
+
+def _kept(file: Path, asked: dict[str, Any]) -> Samples | None:
+    """What was drawn before for the same; None where there is none, or it is damaged."""
+    try:
+        facts = read_json(file.with_suffix(".json"))
+        if facts["asked"] != asked:
+            return None
+        with open(file, encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        if len(rows) != asked["n"]:
+            return None
+        tokens = [np.array(row["tokens"], dtype=np.int64) for row in rows]
+        return Samples([row["text"] for row in rows], tokens, facts["settings"], facts["seconds"], file)
+    except (OSError, DataError, KeyError, TypeError, ValueError):
+        return None
+
+
+def hardware(device: torch.device) -> str:
+    """What computes, in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU x{torch.get_num_threads()}"
+
+
+def held_out(model: Model, shards: Path, n: int, show: Callable[[str], None]) -> tuple[Samples | None, Samples | None]:
+    """Two sets of real rows, at most n each, evenly spaced over the two halves of the held-out split.
+
+    Neighbouring rows are often of one document, so that halves are more independent than rows in turn.
+    """
+    try:
+        rows = TokenRows.open(shards, "valid")
+    except DataError as error:
+        show(f"gen: no held-out text to compare with ({error})")
+        return None, None
+    half = len(rows) // 2
+    if half < 1:
+        show(f"gen: {shards} holds out 1 row, too few to compare with")
+        return None, None
+    return _rows(model, rows, 0, half, n), _rows(model, rows, half, half, n)
+
+
+def _rows(model: Model, rows: TokenRows, first: int, count: int, n: int) -> Samples:
+    chosen = first + np.unique(np.linspace(0, count - 1, min(n, count)).astype(np.int64))
+    x_NL = rows.take(chosen)
+    lengths_N = rows.lengths(chosen)
+    tokens = [row[:stop] for row, stop in zip(x_NL, lengths_N, strict=True)]
+    return Samples(model.texts(x_NL), tokens, {})
+
+
+def read_texts(path: str) -> Samples:
+    """Texts of a file, folder or glob (.jsonl with a field `text`, .txt by line, .csv, .parquet), none blank."""
+    blocks = (block for part in file_parts(corpus_files(path), "text", "line") for block in part.blocks())
+    texts = [text for block in blocks for text in block.documents()]
+    if not texts:
+        raise DataError(f'--samples {path} holds no texts; give one JSON object such as {{"text": "..."}} a line')
+    return Samples(texts, [], {})
+
+
+def first_document(x_NL: Sequence[NDArray[np.int64]], separator_id: int) -> list[NDArray[np.int64]]:
+    """Rows up to and without the first separator: what a padded row says."""
+    cut = []
+    for row in x_NL:
+        at = np.flatnonzero(row == separator_id)
+        cut.append(row[: at[0]] if len(at) else row)
+    return cut
