@@ -27,12 +27,15 @@ HANG = 5.0
 
 def scores_of(text: str, model: str = "") -> dict[str, int]:
     """The scores this judge gives."""
-    return {name: 1 + zlib.crc32(f"{model}/{name}/{text}".encode()) % 10 for name in CRITERIA}
+    return {name: 1 + zlib.crc32(f"{model}/{name}/{text}".encode("utf-8", "surrogatepass")) % 10 for name in CRITERIA}
 
 
-def good(text: str, attempt: int) -> str:
-    """The behaviour of a judge that answers."""
-    return "ok"
+def always(how: str) -> Behave:
+    """The same at every call."""
+    return lambda text, attempt: how
+
+
+good = always("ok")
 
 
 @dataclass
@@ -67,11 +70,17 @@ class Judge:
         return [call.time for call in self.calls if call.text == text]
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """A thread a call, and room for many that wait to be accepted."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+
 @contextmanager
 def judge_server(behave: Behave = good) -> Iterator[Judge]:
     """A judge at work, at `judge.url`."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     server.judge = Judge(f"http://127.0.0.1:{server.server_port}/v1", behave)  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

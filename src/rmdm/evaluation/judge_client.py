@@ -100,12 +100,14 @@ class Client:
             try:
                 return self._try(question)
             except CallError as error:
-                if not error.again or attempt >= self.manners.retries or self.stopped.is_set():
+                if not error.again or attempt >= self.manners.retries:
                     raise
                 if error.wait is not None:  # the server speaks for all calls
                     self._not_before = max(self._not_before, time.monotonic() + error.wait)
                 longest = min(self.manners.backoff * 2**attempt, LONGEST_PAUSE)
                 self._pause(longest * self._random.uniform(0.5, 1.0))
+                if self.stopped.is_set():
+                    raise
         raise AssertionError("unreachable")
 
     def _pause(self, seconds: float) -> None:

@@ -1,6 +1,5 @@
 """Judges at work: every text is asked about once, some at a time, and ends with scores or with the reason why not."""
 
-import queue
 import threading
 import time
 from collections import Counter, deque
@@ -171,6 +170,7 @@ class Asking:
     def __init__(self, panel: Panel, client: Client, texts: Sequence[str], tally: Tally, show: Show) -> None:
         self.panel, self.client, self.tally, self.show = panel, client, tally, show
         self.todo = deque(texts)
+        self.lock = threading.Lock()
         self.in_a_row = 0
         self.shown = time.monotonic()
 
@@ -188,31 +188,29 @@ class Asking:
 
     def _ask_at_once(self) -> None:
         """Workers take texts until none is left; daemons, so that Ctrl-C need not wait for calls under way."""
-        found: queue.SimpleQueue[tuple[str, Answer | CallError] | BaseException | None] = queue.SimpleQueue()
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
                 while (text := self._next()) is not None:
-                    found.put((text, self._ask(text)))
-                found.put(None)
-            except BaseException as error:  # such as a full disk: the main thread raises it
-                found.put(error)
+                    self._count(text, self._ask(text))
+            except BaseException as error:  # such as a full disk, to be raised where it is heard
+                errors.append(error)
+                self._stop()
 
-        workers = min(self.panel.manners.concurrency, len(self.todo))
-        for _ in range(workers):
-            threading.Thread(target=work, daemon=True).start()
-        try:
-            while workers:
-                item = found.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    workers -= 1
-                else:
-                    self._count(*item)
-        finally:
-            self.todo.clear()
-            self.client.stopped.set()
+        count = min(self.panel.manners.concurrency, len(self.todo))
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if errors:
+            raise errors[0]
+
+    def _stop(self) -> None:
+        """Ask about nothing more."""
+        self.todo.clear()
+        self.client.stopped.set()
 
     def _next(self) -> str | None:
         """A text that nobody asks about yet."""
@@ -237,23 +235,26 @@ class Asking:
     def _count(self, text: str, found: Answer | CallError) -> None:
         """Note what became of a text; give up where nothing more is to be had."""
         tally = self.tally
-        if isinstance(found, Answer):
-            tally.answered += 1
-            tally.tokens_in += found.tokens_in
-            tally.tokens_out += found.tokens_out
-            self.in_a_row = 0
-        else:
-            tally.failures[text] = str(found)
-            self.in_a_row += 1
-            limit = max(FAILURES_IN_A_ROW, 2 * self.panel.manners.concurrency) if tally.answered else FIRST_FAILURES
-            if found.hopeless or self.in_a_row >= limit:
-                tally.given_up = tally.given_up or str(found)
-                self.todo.clear()
-                self.client.stopped.set()
-        if time.monotonic() - self.shown > PROGRESS_SECONDS:
-            self.shown = time.monotonic()
-            done, name = tally.answered + len(tally.failures), self.client.judge.name
-            self.show(f"judge: {name}: {done:,} of {tally.calls:,} done, {len(tally.failures):,} failed")
+        with self.lock:
+            if isinstance(found, Answer):
+                tally.answered += 1
+                tally.tokens_in += found.tokens_in
+                tally.tokens_out += found.tokens_out
+                self.in_a_row = 0
+            else:
+                tally.failures[text] = str(found)
+                self.in_a_row += 1
+                if found.hopeless or self.in_a_row >= self._patience():
+                    tally.given_up = tally.given_up or str(found)
+                    self._stop()
+            if time.monotonic() - self.shown > PROGRESS_SECONDS:
+                self.shown = time.monotonic()
+                done, name = tally.answered + len(tally.failures), self.client.judge.name
+                self.show(f"judge: {name}: {done:,} of {tally.calls:,} done, {len(tally.failures):,} failed")
+
+    def _patience(self) -> int:
+        """Failures in a row that end it."""
+        return max(FAILURES_IN_A_ROW, 2 * self.panel.manners.concurrency) if self.tally.answered else FIRST_FAILURES
 
     def _path(self, text: str) -> Path:
         return self.panel.cache.path(self.client.judge, self.panel.prompt, text)
