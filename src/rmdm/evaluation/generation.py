@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows
-from rmdm.errors import ConfigError, DataError
+from rmdm.errors import ConfigError, RMDMError
 from rmdm.evaluation.evaluator import Evaluator, Place, Scored, find_evaluator
 from rmdm.evaluation.frontier import Point, matched, reach
 from rmdm.evaluation.intervals import Estimate, mean, nothing, percentiles, ratio
@@ -156,14 +156,13 @@ def requests(model: Model, plan: Plan) -> list[Request]:
 
 def measure_run(model: Model, run: Path, weights: list[int], plan: Plan, scorer: Scorer, show: Show) -> Rows:
     """All rows of one run."""
-    shards = shard_dir(model.config.data)
-    reference, control = held_out(model, shards, plan.n, show)
+    reference, control = held_out(model, plan.n, show)
     drawn: list[Samples] = []
     for request in requests(model, plan):
         drawn.append(draw(model, request, run, weights))
         show(f"gen: {model.config.name} wrote {plan.n} texts: {_how(drawn[-1])}, {drawn[-1].seconds:.1f} s")
     sets = ([control] if control else []) + drawn
-    copied = copies(model, shards, sets, show)
+    copied = copies(model, sets, show)
     known = scorer.evaluator.score(reference.texts) if reference else None
     scored = [scorer.evaluator.score(samples.texts) for samples in sets]
     length = plan.length or typical_length(known or scored[0])
@@ -192,11 +191,11 @@ def measure_texts(files: Sequence[str], reference: str | None, plan: Plan, score
     return rows
 
 
-def copies(model: Model, shards: Path, sets: Sequence[Samples], show: Show) -> list[list[float | None]]:
+def copies(model: Model, sets: Sequence[Samples], show: Show) -> list[list[float | None]]:
     """What share of each text's n-grams is in the training rows, as far as these are there."""
     try:
-        training = TokenRows.open(shards, "train")
-    except DataError as error:
+        training = TokenRows.open(shard_dir(model.config.data), "train")
+    except RMDMError as error:
         show(f"gen: no training rows to look for copies in ({error})")
         return [[None] * len(samples.texts) for samples in sets]
     said = [samples.tokens for samples in sets]

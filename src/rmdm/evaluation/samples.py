@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from rmdm.data.files import corpus_files, file_parts
+from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows, read_json, write_json
-from rmdm.errors import ConfigError, DataError
+from rmdm.errors import ConfigError, DataError, RMDMError
 from rmdm.model import Model
 from rmdm.request import Request
 from rmdm.samplers.settings import CONFIDENCE
@@ -102,19 +103,19 @@ def hardware(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU x{torch.get_num_threads()}"
 
 
-def held_out(model: Model, shards: Path, n: int, show: Callable[[str], None]) -> tuple[Samples | None, Samples | None]:
+def held_out(model: Model, n: int, show: Callable[[str], None]) -> tuple[Samples | None, Samples | None]:
     """Two sets of real rows, at most n each, evenly spaced over the two halves of the held-out split.
 
     Neighbouring rows are often of one document, so that halves are more independent than rows in turn.
     """
     try:
-        rows = TokenRows.open(shards, "valid")
-    except DataError as error:
+        rows = TokenRows.open(shard_dir(model.config.data), "valid")
+    except RMDMError as error:  # a model that was moved away from its corpus can still be scored
         show(f"gen: no held-out text to compare with ({error})")
         return None, None
     half = len(rows) // 2
     if half < 1:
-        show(f"gen: {shards} holds out 1 row, too few to compare with")
+        show(f"gen: {rows.folder} holds out 1 row, too few to compare with")
         return None, None
     return _rows(model, rows, 0, half, n), _rows(model, rows, half, half, n)
 
