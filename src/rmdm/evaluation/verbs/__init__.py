@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rmdm.evaluation.verbs import judge, stories
+from rmdm.evaluation.verbs import gap, gen, judge, ppl, stories
 
 if TYPE_CHECKING:
     import argparse
@@ -23,6 +23,9 @@ class Kind:
 
 
 KINDS = {
+    "gap": Kind(gap.HELP, gap.flags, gap.run),
+    "gen": Kind(gen.HELP, gen.flags, gen.run),
     "judge": Kind(judge.HELP, judge.flags, judge.run),
+    "ppl": Kind(ppl.HELP, ppl.flags, ppl.run),
     "stories": Kind(stories.HELP, stories.flags, stories.run),
 }
