@@ -233,6 +233,23 @@ def test_killed_at_any_time_it_goes_on_where_it_stopped(capfd):
     assert max(server.count().values()) <= 2
 
 
+def test_ctrl_c_does_not_wait_for_calls_under_way(capfd):
+    with judge_server(lambda text, attempt: "ok" if text == "text 0" else "hang") as server:
+        args = ["--texts", texts_file(9), "--judge", f"fake@{server.url}", "--concurrency", "4"]
+        process = warm.Process(warm.CLI, *command(*args), env=dict(os.environ))
+        while server.under_way < 4:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+        assert process.returncode == 130
+        assert error.endswith("interrupted; the same command goes on where this one stopped\n")
+        assert server.under_way == 4
+        server.behave = good
+        judged(capfd, *args)
+    assert server.count()["text 0"] == 1
+
+
 def test_two_at_once_do_no_harm(capfd):
     with judge_server(always("slow")) as server:
         args = command("--texts", texts_file(20), "--judge", f"fake@{server.url}")

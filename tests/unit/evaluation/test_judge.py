@@ -261,6 +261,7 @@ class TestClient:
             )
         assert len(server.calls) == 1 + QUICK.retries
         assert not caught.value.hopeless
+        assert ("gave no answer in 0.1 s" in str(caught.value)) == (fault in ("hang", "drip"))
 
     def test_pauses_double(self):
         with judge_server(always("500")) as server, pytest.raises(CallError):
@@ -299,7 +300,7 @@ class TestClient:
 
     @pytest.mark.parametrize(
         ("fault", "hopeless"),
-        [("400", False), ("403", False), ("401", True), ("402", True), ("404", True), ("307", True)],
+        [("400", False), ("403", False), ("401", True), ("402", True), ("404", True), ("302", True)],
     )
     def test_refusals_are_not_tried_again_and_hide_the_key(self, fault, hopeless):
         with judge_server(always(fault)) as server, pytest.raises(CallError) as caught:
