@@ -10,8 +10,12 @@ import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers
 
+from rmdm.config import DataConfig, TokenizerConfig
+from rmdm.data.prepare import prepare
 from rmdm.data.sources import STORY_SEED
 from rmdm.data.storyworld import storyworld
+from rmdm.data.tokenizer import Tokenizer
+from tests.release import save_release
 
 SPECIAL = ["<|endoftext|>", "<unk>"]
 
@@ -46,9 +50,7 @@ def save_evaluator(folder: Path, words: Sequence[str], **changes: Any) -> Path:
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     settings = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
-    network = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=len(vocabulary), **(settings | changes))
-    )
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(vocabulary), **(settings | changes)))
     network.eval().save_pretrained(folder)
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=SPECIAL[0], eos_token=SPECIAL[0], unk_token=SPECIAL[1]
@@ -75,3 +77,22 @@ def train_evaluator(folder: Path, texts: Sequence[str], steps: int = 150) -> Pat
         optimizer.zero_grad()
     network.save_pretrained(folder)
     return folder
+
+
+def prepare_documents(folder: Path, n: int = 160, holdout: int = 100) -> Path:
+    """Token shards of such documents from a file, so that they count as any text: padded rows of 96 words."""
+    folder.mkdir(parents=True)
+    (folder / "text.txt").write_text("\n".join(documents(n)), encoding="utf-8")
+    data = DataConfig(
+        path=str(folder / "text.txt"), layout="padded", length=96, holdout=holdout, dir=str(folder / "shards"),
+        tokenizer=TokenizerConfig(kind="word"), workers=1,
+    )  # fmt: skip
+    prepare(data, progress=False)
+    return folder / "shards"
+
+
+def save_run(folder: Path, process: str, shards: Path, **changes: Any) -> Path:
+    """A model with random weights that could have been trained on these shards."""
+    tokenizer = Tokenizer.load(shards / "tokenizer")
+    own = {"data__dir": str(shards), "data__length": 96, "encoder__name": None, "latent__independent": True}
+    return save_release(folder, process, tokenizer, **(own | changes))

@@ -129,7 +129,8 @@ def measure_generation(runs: Sequence[Path], plan: Plan, scorer: Scorer, show: S
 
 def refuse_stories(model: Model, plan: Plan) -> None:
     """Stories have an exact measure, and no evaluator's opinion stands in for it unasked."""
-    if model.config.data.storyworld and not plan.anyway:
+    data = model.config.data
+    if data.storyworld and not data.path and not plan.anyway:
         raise ConfigError(
             f"{model.config.name} writes storyworld stories, which 'rmdm eval stories' measures exactly; use that, or "
             "add --anyway for an evaluator's opinion"

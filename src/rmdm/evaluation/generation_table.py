@@ -22,7 +22,7 @@ def render_generation(rows: Rows) -> str:
 
 
 def _figures(rows: Rows) -> str:
-    varied = [key for key in ("sampler", "temperature", "tau") if len({row.get(key) for row in _models(rows)}) > 1]
+    varied = [key for key in ("temperature", "tau") if _varies(_models(rows), key)]
     columns = [("", "arm"), ("", "steps"), *(("", key) for key in varied), ("GenPPL", "value"), ("GenPPL", "95%"),
                ("", "entropy"), *(("distinct", str(n)) for n in (1, 2, 3)), ("% of n-grams", "repeated"),
                ("% of n-grams", "copied"), ("", "self-BLEU"), ("", "MAUVE")]  # fmt: skip
@@ -42,7 +42,14 @@ def _figures(rows: Rows) -> str:
         ]
         for row in rows
     ]
-    return grid(columns, body)
+    # Runs on one corpus share their held-out text.
+    return grid(columns, [line for i, line in enumerate(body) if rows[i]["row"] == "model" or line not in body[:i]])
+
+
+def _varies(rows: Rows, key: str) -> bool:
+    """Whether some arm was drawn at several values."""
+    values = {(row["arm"], row[key]) for row in rows}
+    return len(values) > len({arm for arm, _ in values})
 
 
 def _matches(rows: Rows) -> str:

@@ -150,7 +150,7 @@ def test_an_evaluator_that_is_not_there_is_one_line_with_the_two_ways_to_get_one
 
 
 def test_folders_that_are_no_evaluator_say_why(folder, tmp_path):
-    with pytest.raises(DataError, match="holds neither config.json"):
+    with pytest.raises(DataError, match=r"holds neither config\.json"):
         find_evaluator(str(tmp_path))
     cut = shutil.copytree(folder, tmp_path / "cut")
     weights = (cut / "model.safetensors").read_bytes()
@@ -173,5 +173,5 @@ def test_bos_of_an_evaluator_without_one_is_refused(folder, tmp_path):
     settings = json.loads((other / "tokenizer_config.json").read_text())
     settings.pop("bos_token")
     (other / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="--bos: evaluator .* has no beginning token"):
+    with pytest.raises(ConfigError, match=r"--bos: evaluator .* has no beginning token"):
         Evaluator(find_evaluator(str(other)), CPU, bos=True)

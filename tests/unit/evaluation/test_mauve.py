@@ -52,7 +52,7 @@ def test_pca_keeps_the_variance_it_promises():
 
 def test_texts_without_features_are_left_out_and_few_texts_have_no_mauve():
     random = np.random.default_rng(0)
-    x_ND, y_ND = random.normal(size=(2, 40, 3))
+    x_ND, y_ND = random.normal(size=(2, 60, 3))
     with_gaps = np.concatenate([y_ND, np.full((5, 3), np.nan)])
     assert mauve(x_ND, with_gaps) == mauve(x_ND, y_ND)
-    assert mauve(x_ND, y_ND[:19]) is None
+    assert mauve(x_ND, y_ND[:59]) is None

@@ -53,16 +53,20 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
         "length": None if args.length is None else at_least_one("--length", args.length, "token"),
         **{name: getattr(args, name) for name in KEPT},
     }
+    from rmdm.cli import as_flag
     from rmdm.evaluation.generation import Plan, Scorer, measure_generation, measure_texts
     from rmdm.evaluation.generation_table import render_generation
     from rmdm.hub import find_device
 
     plan = Plan(**options)
-    scorer = Scorer(args.evaluator, find_device(args.device), bos=plan.bos)
-    if args.samples:
-        rows = measure_texts(args.samples, args.reference, plan, scorer)
-    else:
-        rows = measure_generation([Path(run) for run in args.runs], plan, scorer, show)
+    try:
+        scorer = Scorer(args.evaluator, find_device(args.device), bos=plan.bos)
+        if args.samples:
+            rows = measure_texts(args.samples, args.reference, plan, scorer)
+        else:
+            rows = measure_generation([Path(run) for run in args.runs], plan, scorer, show)
+    except ConfigError as error:
+        raise ConfigError(as_flag(str(error), ["device", "steps", *KEPT])) from None
     show(render_generation(rows))
     return {"gen": rows}
 
