@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,8 @@ SLOT = "{text}"
 FIRST_FAILURES = 3
 """A judge that answers none of this many texts, asked one by one, is given up before the others are asked."""
 FAILURES_IN_A_ROW = 16
-"""A judge that has answered before is given up after this many failures in a row, or twice the calls under way."""
+"""One that has answered is given up after this many failures in a row, or twice the calls under way. Refusals of single
+texts, too long ones say, are none."""
 BYTES_A_TOKEN, ANSWER_TOKENS = 4, 40
 """For the estimate: English text, and five scores as minified JSON."""
 PROGRESS_SECONDS = 10.0
@@ -163,13 +164,14 @@ def outcome(judge: Judge, tally: Tally) -> str:
 class Asking:
     """One judge being asked about many texts.
 
-    The first texts are asked about one by one until one is answered, so that a wrong key costs one call and not
+    The shortest texts are asked about one by one until one is answered, so that a wrong key costs one call and not
     hundreds; then as many at once as manners allow.
     """
 
     def __init__(self, panel: Panel, client: Client, texts: Sequence[str], tally: Tally, show: Show) -> None:
         self.panel, self.client, self.tally, self.show = panel, client, tally, show
-        self.todo = deque(texts)
+        self.todo = deque(sorted(texts, key=len))
+        self.refused: set[str] = set()
         self.lock = threading.Lock()
         self.in_a_row = 0
         self.shown = time.monotonic()
@@ -181,10 +183,16 @@ class Asking:
             self._count(text, self._ask(text))
         if self.todo and self.tally.given_up is None:
             self._ask_at_once()
-        if self.tally.answered and self.tally.given_up is None:  # else it is an outage, and says nothing of the texts
-            for text, reason in self.tally.failures.items():
-                if not isinstance(self.panel.cache.read(self._path(text)), Answer):
-                    self.panel.cache.keep(self._path(text), self.client.judge, reason)
+        if self.tally.answered:
+            self._keep_failures()
+
+    def _keep_failures(self) -> None:
+        """All of them; of a judge that was given up, only refusals: an outage says nothing of the texts."""
+        for text, reason in self.tally.failures.items():
+            path = self._path(text)
+            is_known = isinstance(self.panel.cache.read(path), Answer)
+            if not is_known and (self.tally.given_up is None or text in self.refused):
+                self.panel.cache.keep(path, self.client.judge, reason)
 
     def _ask_at_once(self) -> None:
         """Workers take texts until none is left; daemons, so that Ctrl-C need not wait for calls under way."""
@@ -224,7 +232,7 @@ class Asking:
         path = self._path(text)
         known = self.panel.cache.read(path)
         if isinstance(known, Answer) and not self.panel.retry:
-            return known
+            return replace(known, tokens_in=0, tokens_out=0)
         try:
             answer = self.client.ask(self.panel.question(text))
         except CallError as error:
@@ -243,7 +251,9 @@ class Asking:
                 self.in_a_row = 0
             else:
                 tally.failures[text] = str(found)
-                self.in_a_row += 1
+                is_refusal = not (found.again or found.hopeless)
+                self.refused |= {text} if is_refusal else set()
+                self.in_a_row += not (is_refusal and tally.answered)
                 if found.hopeless or self.in_a_row >= self._patience():
                     tally.given_up = tally.given_up or str(found)
                     self._stop()

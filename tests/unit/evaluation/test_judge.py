@@ -389,9 +389,23 @@ class TestPanel:
 
     def test_outages_end_after_some_failures_in_a_row(self, tmp_path):
         texts = [f"{k}" for k in range(100)]
-        with judge_server(lambda text, attempt: "ok" if text == "0" else "400") as server:
+        with judge_server(lambda text, attempt: "ok" if text == "0" else "500") as server:
+            panel = panel_at(server.url, tmp_path, replace(QUICK, retries=0))
+            panel.hear(texts, quiet)
+            assert len(server.calls) < 30
+            server.behave = good
+            verdicts, _ = panel.hear(texts, quiet)
+        assert all(verdict.scores is not None for verdict in verdicts["fake"].values())
+
+    def test_texts_that_are_refused_one_by_one_are_no_outage(self, tmp_path):
+        texts = [f"{k:03}" + "long" * (k < 60) for k in range(80)]
+        with judge_server(lambda text, attempt: "400" if "long" in text else "ok") as server:
+            verdicts, tallies = panel_at(server.url, tmp_path).hear(texts, quiet)
+            assert tallies["fake"].given_up is None
+            assert set(server.count().values()) == {1}
+            assert sum(verdict.scores is not None for verdict in verdicts["fake"].values()) == 20
             panel_at(server.url, tmp_path).hear(texts, quiet)
-        assert len(server.calls) < 30
+        assert len(server.calls) == 80
 
     def test_an_unforeseen_error_in_a_worker_is_raised(self, tmp_path):
         with judge_server() as server:
