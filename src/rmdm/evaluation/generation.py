@@ -37,7 +37,7 @@ from rmdm.evaluation.frontier import Point, matched, reach
 from rmdm.evaluation.intervals import Estimate, mean, nothing, percentiles, ratio
 from rmdm.evaluation.mauve import mauve
 from rmdm.evaluation.record import Rows, recorded
-from rmdm.evaluation.samples import Samples, check_steps, draw, first_document, hardware, held_out, read_texts
+from rmdm.evaluation.samples import Samples, check_steps, draw, first_document, held_out, read_texts
 from rmdm.evaluation.texts import COPY_N, copied_shares, distinct, repetition, self_bleu, unigram_entropy
 from rmdm.hub import load_model
 from rmdm.model import Model
@@ -114,6 +114,7 @@ def measure_generation(runs: Sequence[Path], plan: Plan, scorer: Scorer, show: S
             request.check()
             check_steps(model, request)
         models.append(model)
+    show(f"gen: the evaluator is {scorer.place.name}")
     for run, model in zip(runs, models, strict=True):
         weights = file_signature(model.folder / "model.safetensors")
         asked = {"weights": weights, "evaluator": scorer.signature, "device": scorer.device.type}
@@ -161,7 +162,7 @@ def measure_run(model: Model, run: Path, weights: list[int], plan: Plan, scorer:
     drawn: list[Samples] = []
     for request in requests(model, plan):
         drawn.append(draw(model, request, run, weights))
-        show(f"gen: {model.config.name} wrote {plan.n} texts: {_how(drawn[-1])}, {drawn[-1].seconds:.1f} s")
+        show(f"gen: {plan.n} texts of {model.config.name}, {_how(drawn[-1])}")
     sets = ([control] if control else []) + drawn
     copied = copies(model, sets, show)
     known = scorer.evaluator.score(reference.texts) if reference else None
@@ -170,7 +171,7 @@ def measure_run(model: Model, run: Path, weights: list[int], plan: Plan, scorer:
     rows: Rows = []
     for samples, one, shares in zip(sets, scored, copied, strict=True):
         where = {"arm": model.config.name if samples.settings else HELD_OUT, "process": model.config.process}
-        own = model_facts(samples, run, model.device) if samples.settings else {}
+        own = model_facts(samples, run) if samples.settings else {}
         figures = text_figures(one, length, shares, known)
         kind = "model" if samples.settings else "held-out"
         rows.append({"row": kind, **where, **own, **figures, **scorer.evaluator.facts(), "date": today()})
@@ -210,12 +211,12 @@ def typical_length(scored: Scored) -> int:
     return max(1, int(np.percentile([len(ids_T) for ids_T in scored.ids], SHORT)))
 
 
-def model_facts(samples: Samples, run: Path, device: torch.device) -> dict[str, Any]:
+def model_facts(samples: Samples, run: Path) -> dict[str, Any]:
     """How samples were drawn."""
     names = ("steps", "sampler", "temperature", "top_p", "remask", "guidance", "tau", "seed", "latent", "precision")
     file = str(samples.file.relative_to(run)) if samples.file else None
     own = {name: samples.settings.get(name) for name in names}
-    return {**own, "device": hardware(device), "seconds": samples.seconds, "samples": file}
+    return {**own, "device": samples.hardware, "seconds": samples.seconds, "samples": file}
 
 
 def text_figures(
@@ -306,10 +307,11 @@ def _matched_row(
 
 
 def _how(samples: Samples) -> str:
-    """The settings that differ from row to row, in words."""
+    """The settings that differ from row to row, and when they were drawn, in words."""
     settings = samples.settings
     tau = f", tau {settings['tau']:.3g}" if settings.get("tau") is not None else ""
-    return f"{settings['steps']} steps, {settings['sampler']}, temperature {settings['temperature']:g}{tau}"
+    when = "drawn before" if samples.kept else f"drawn in {samples.seconds:.1f} s"
+    return f"{settings['steps']} steps, {settings['sampler']}, temperature {settings['temperature']:g}{tau}: {when}"
 
 
 def today() -> str:

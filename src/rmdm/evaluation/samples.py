@@ -38,6 +38,10 @@ class Samples:
     """What they were drawn with; see `Generation.settings`."""
     seconds: float | None = None
     file: Path | None = None
+    hardware: str | None = None
+    """What they were drawn on."""
+    kept: bool = False
+    """Whether they were drawn before."""
 
 
 def check_steps(model: Model, request: Request) -> None:
@@ -71,9 +75,9 @@ def draw(model: Model, request: Request, run: Path, weights: Any) -> Samples:
         for text, row in zip(done.texts, done.tokens.tolist(), strict=True):
             out.write(json.dumps({"text": text, "tokens": row}, ensure_ascii=False) + "\n")
     os.replace(temporary, file)
-    facts = {"asked": {**asked, "weights": weights}, "settings": done.settings, "seconds": done.seconds}
-    write_json(file.with_suffix(".json"), {**facts, "arm": model.config.name, "hardware": hardware(model.device)})
-    return Samples(done.texts, list(done.tokens), done.settings, done.seconds, file)
+    drawn = {"settings": done.settings, "seconds": done.seconds, "hardware": hardware(model.device)}
+    write_json(file.with_suffix(".json"), {"arm": model.config.name, "asked": {**asked, "weights": weights}, **drawn})
+    return Samples(done.texts, list(done.tokens), file=file, **drawn)
 
 
 def _name(asked: dict[str, Any]) -> str:
@@ -93,7 +97,8 @@ def _kept(file: Path, asked: dict[str, Any]) -> Samples | None:
         if len(rows) != asked["n"]:
             return None
         tokens = [np.array(row["tokens"], dtype=np.int64) for row in rows]
-        return Samples([row["text"] for row in rows], tokens, facts["settings"], facts["seconds"], file)
+        drawn = {key: facts[key] for key in ("settings", "seconds", "hardware")}
+        return Samples([row["text"] for row in rows], tokens, file=file, kept=True, **drawn)
     except (OSError, DataError, KeyError, TypeError, ValueError):
         return None
 

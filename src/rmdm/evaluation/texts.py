@@ -131,27 +131,24 @@ def _free_ngrams(ids_T: Ids, is_control_V: NDArray[np.bool_], n: int) -> NDArray
 
 
 def _in_rows(gram_Mn: NDArray[np.int64], training: TokenRows) -> NDArray[np.bool_]:
-    """Which n-grams some training row holds; hashes find them, the tokens themselves decide."""
+    """Which n-grams some training row holds; hashes of 64 bits find them, and the tokens themselves are compared."""
     if not len(gram_Mn):
         return np.zeros(0, dtype=bool)
-    unique_Un, back_M = np.unique(gram_Mn, axis=0, return_inverse=True)
-    hash_U = _hashes(unique_Un)[:, 0]
-    order_U = np.argsort(hash_U)
-    sorted_U = hash_U[order_U]
+    hash_U, first_U, back_M = np.unique(_hashes(gram_Mn)[:, 0], return_index=True, return_inverse=True)
+    gram_Un, known_U = gram_Mn[first_U], np.zeros(len(hash_U), dtype=bool)
     shift = np.uint64(64 - FILTER_BITS)
     may_hold = np.zeros(1 << FILTER_BITS, dtype=bool)
     may_hold[hash_U >> shift] = True
-    known_U = np.zeros(len(unique_Un), dtype=bool)
     n = gram_Mn.shape[1]
     for x_RL in _row_chunks(training):
         hash_RW = _hashes(x_RL, n)
         row_C, place_C = np.nonzero(may_hold[hash_RW >> shift])
         found_C = hash_RW[row_C, place_C]
-        at_C = np.minimum(np.searchsorted(sorted_U, found_C), len(sorted_U) - 1)
-        same_C = sorted_U[at_C] == found_C
-        which_C, row_C, place_C = order_U[at_C[same_C]], row_C[same_C], place_C[same_C]
+        at_C = np.minimum(np.searchsorted(hash_U, found_C), len(hash_U) - 1)
+        same_C = hash_U[at_C] == found_C
+        which_C, row_C, place_C = at_C[same_C], row_C[same_C], place_C[same_C]
         window_Cn = np.lib.stride_tricks.sliding_window_view(x_RL, n, axis=1)[row_C, place_C]
-        known_U[which_C[(window_Cn == unique_Un[which_C]).all(axis=1)]] = True
+        known_U[which_C[(window_Cn == gram_Un[which_C]).all(axis=1)]] = True
     return known_U[back_M.reshape(-1)]
 
 
