@@ -3,13 +3,14 @@
     T(x_M | x_U) = E [ log p(x_M | x_U) - sum_{i in M} log p(x_i | x_U) ]
 
 A model gives the second term in one forward pass (parallel) and the first by the chain rule (sequential), one token
-after another. Orders differ unless the model is perfect, so the chain is averaged over orders: with R_j the j positions
-of a random block that are still masked,
+after another. Orders differ unless the model is perfect, so the chain is averaged over orders: with R_m = M and R_j the
+j positions of a random block that are still masked,
 
-    sequential = sum_{j=1}^{m} 1/j sum_{i in R_j} log p(x_i | all but R_j),
+    sequential - parallel = E sum_{j=1}^{m} 1/j sum_{i in R_j} [ log p(x_i | all but R_j) - log p(x_i | x_U) ],
 
-where the mean over R_j is the mean over which of them comes next. R_m, ..., R_1 shrink by one random position a time,
-so that one chain of 64 passes serves every block size, and a block of m is m uniformly random positions of the text.
+where the mean over R_j is the mean over which of them comes next, and taking both terms of the same tokens cancels what
+is merely hard about them. R_m, ..., R_1 shrink by one random position a time, so that one chain of 64 passes serves
+every block size, and a block of m is m uniformly random positions of the text.
 
 It is the model's estimate: where its predictions are off, so is this, and it may be negative. storyworld's exact law
 has no such errors, and as its tokens follow its own marginals their mean can be taken over them, not over the text:
@@ -68,8 +69,7 @@ class Gaps:
     blocks: tuple[int, ...]
     gap_NS: NDArray[np.float64]
     parallel_NS: NDArray[np.float64] | None = None
-    sequential_NS: NDArray[np.float64] | None = None
-    """Log-likelihoods of the block, where they were taken."""
+    """Log-likelihoods of the block written at once, where they were taken."""
 
     def __sub__(self, other: "Gaps") -> "Gaps":
         return Gaps(self.blocks, self.gap_NS - other.gap_NS)
@@ -86,14 +86,14 @@ def chains(
 ) -> Gaps:
     """Follow random orders of each row's text, and read off every block size on the way."""
     sizes = tuple(sorted(blocks))
-    parallel_NS, sequential_NS = (np.zeros((len(text_NL), len(sizes))) for _ in range(2))
+    parallel_NS, gap_NS = (np.zeros((len(text_NL), len(sizes))) for _ in range(2))
     for order in range(orders):
         for first in range(0, len(text_NL), batch):
             index = np.arange(first, min(first + batch, len(text_NL)))
-            parallel, sequential = _chain(log_prob, index, text_NL[index], sizes, order, seed)
+            parallel, gap = _chain(log_prob, index, text_NL[index], sizes, order, seed)
             parallel_NS[index] += parallel / orders
-            sequential_NS[index] += sequential / orders
-    return Gaps(sizes, sequential_NS - parallel_NS, parallel_NS, sequential_NS)
+            gap_NS[index] += gap / orders
+    return Gaps(sizes, gap_NS, parallel_NS)
 
 
 def _chain(
@@ -104,21 +104,24 @@ def _chain(
     order: int,
     seed: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """One order of some rows."""
-    B, rank_BL, tokens_B = len(index), ranks(index, text_BL, order, seed), text_BL.sum(axis=1)
-    parallel_BS, sequential_BS = (np.full((B, len(sizes)), np.nan) for _ in range(2))
-    running_B = np.zeros(B)
-    for remaining in range(1, sizes[-1] + 1):
+    """Parallel log-likelihoods and gaps of some rows in one order, (B, S) each."""
+    rank_BL, tokens_B = ranks(index, text_BL, order, seed), text_BL.sum(axis=1)
+    parallel_BS, gap_BS = (np.full((len(index), len(sizes)), np.nan) for _ in range(2))
+    at_once: dict[int, NDArray[np.float64]] = {}
+    for remaining in range(sizes[-1], 0, -1):
         kept_K = np.flatnonzero(tokens_B >= remaining)
         if not len(kept_K):
-            break
-        masked_KL = rank_BL[kept_K] < remaining
-        total_K = log_prob(index[kept_K], masked_KL).sum(axis=1)
-        running_B[kept_K] += total_K / remaining
+            continue
+        masked_BL = (rank_BL < remaining) & text_BL
+        log_p_BL = np.zeros(text_BL.shape)
+        log_p_BL[kept_K] = log_prob(index[kept_K], masked_BL[kept_K])
         if remaining in sizes:
             at = sizes.index(remaining)
-            parallel_BS[kept_K, at], sequential_BS[kept_K, at] = total_K, running_B[kept_K]
-    return parallel_BS, sequential_BS
+            at_once[at] = log_p_BL
+            parallel_BS[kept_K, at], gap_BS[kept_K, at] = log_p_BL[kept_K].sum(axis=1), 0.0
+        for at, first_BL in at_once.items():
+            gap_BS[:, at] += ((log_p_BL - first_BL) * masked_BL).sum(axis=1) / remaining
+    return parallel_BS, gap_BS
 
 
 def ranks(index: NDArray[np.int64], text_BL: NDArray[np.bool_], order: int, seed: int = SEED) -> NDArray[np.int64]:
@@ -285,13 +288,13 @@ def lines(given: str, found: Gaps) -> Rows:
         n, mean = int(kept.sum()), float(gap_N[kept].mean())
         error = float(gap_N[kept].std(ddof=1)) / math.sqrt(n) if n > 1 else None
         half = None if error is None else 1.96 * error
-        taken = (found.sequential_NS, found.parallel_NS)
-        likelihoods = [None if each is None else float(each[kept, at].mean()) for each in taken]
+        parallel = None if found.parallel_NS is None else float(found.parallel_NS[kept, at].mean())
+        sequential = None if parallel is None else parallel + mean
         out.append(
             {
                 "given": given, "note": None, "block": size, "gap": mean, "error": error,
                 "low": None if half is None else mean - half, "high": None if half is None else mean + half,
-                "per_token": mean / size, "sequential": likelihoods[0], "parallel": likelihoods[1], "rows": n,
+                "per_token": mean / size, "sequential": sequential, "parallel": parallel, "rows": n,
             }
         )  # fmt: skip
     return out
