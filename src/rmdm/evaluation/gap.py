@@ -19,10 +19,11 @@ has no such errors, and as its tokens follow its own marginals their mean can be
 
 which is the same number with less noise.
 
-RUN/eval/gap.json holds the rows. Keys: `arm`, `process`, `set`, `source`, `given` (`without z`, `with z`, `change`: the
-difference of the two, Proposition 1's Delta T, or `exact law`), `block`, `gap`, `error`, `low`, `high` (nats a block,
-and a 95% interval over rows), `per_token`, `sequential`, `parallel` (mean log-likelihoods of the block), `rows`,
-`orders`, `note`, `seed`, `precision`, `device`, `date`.
+RUN/eval/gap.json holds the rows of held-out text, RUN/eval/gap-SET.json those of another set. Keys: `arm`, `process`,
+`set`, `source`, `given` (`without z`, `with z`, `change`: the difference of the two, Proposition 1's Delta T, or
+`exact law`), `block`, `gap`, `error`, `low`, `high` (nats a block, and a 95% interval over rows), `per_token`,
+`sequential`, `parallel` (mean log-likelihoods of the block), `rows`, `orders`, `note` (why there are no figures),
+`seed`, `precision`, `device`, `date`.
 
 Shapes: N rows, L positions, S block sizes, O orders.
 """
@@ -43,7 +44,7 @@ from rmdm.data.order import uniform
 from rmdm.data.storyworld import storyworld
 from rmdm.errors import ConfigError, DataError
 from rmdm.evaluation.bounds import BATCH_TOKENS, SEED, Condition, Latents, nll
-from rmdm.evaluation.likelihood import TRUE_LAW, arm_labels, read_latents
+from rmdm.evaluation.likelihood import TRUE_LAW, arm_labels, read_latents, record_name
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.evaluation.toys import kl
@@ -206,6 +207,7 @@ def measure_runs(
 ) -> Rows:
     """Every block size of every run; what was measured before is read back."""
     measured: Rows = []
+    laws: dict[str, Rows] = {}
     for run in runs:
         model = load_model(run, device)
         whole = open_set(ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document)
@@ -217,9 +219,15 @@ def measure_runs(
 
         def measure(model: Model = model, part: ScoredRows = part) -> Rows:
             show(f"measure: {model.config.name} fills blocks of {len(part):,} rows of {ref}, at once and in order")
-            return measure_gap(model, part, blocks=blocks, orders=orders, seed=seed)
+            found = measure_gap(model, part, blocks=blocks, orders=orders, seed=seed)
+            if part.name == HELD_OUT and model.config.data.storyworld is not None and model.config.data.path is None:
+                if part.fingerprint not in laws:  # the same beside every run on these stories
+                    show("measure: the same blocks by the exact law of the stories")
+                    laws[part.fingerprint] = measure_law(model, part, blocks=blocks, seed=seed)
+                found += laws[part.fingerprint]
+            return found
 
-        found = recorded(run / "eval" / "gap.json", asked, measure, show)
+        found = recorded(run / "eval" / record_name("gap", ref), asked, measure, show)
         measured += [row | {"run": str(run)} for row in found]
     return measured
 
@@ -228,17 +236,10 @@ def measure_gap(
     model: Model, rows: ScoredRows, *, blocks: Sequence[int] = BLOCKS, orders: int = ORDERS, seed: int = SEED
 ) -> Rows:
     """The rows of the table for one run."""
-    config, device = model.config, model.device
-    longest = int(rows.text_NL.sum(axis=1).max())
-    sizes = [size for size in sorted(blocks) if size <= longest]
-    if not sizes:
-        raise DataError(f"no row has {min(blocks)} tokens of text; use smaller --blocks, or another set")
-    about = {
-        "process": config.process, "set": rows.name, "source": rows.description, "orders": orders, "seed": seed,
-        "date": datetime.date.today().isoformat(),
-    }  # fmt: skip
-    here = {
-        "arm": config.name, "precision": "bf16, head fp32" if device.type == "cuda" else "fp32",
+    config, device, sizes = model.config, model.device, fitting(blocks, rows)
+    about = about_rows(rows, orders, seed) | {
+        "arm": config.name, "process": config.process,
+        "precision": "bf16, head fp32" if device.type == "cuda" else "fp32",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }  # fmt: skip
     batch = max(1, BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"]) // rows.x_NL.shape[1])
@@ -246,19 +247,39 @@ def measure_gap(
     out: Rows = []
     for given, condition, note in conditions(model, rows, seed):
         if note is not None:
-            out.append(about | here | {"given": given, "note": note, **dict.fromkeys(FIGURES)})
+            out.append(about | {"given": given, "note": note, **dict.fromkeys(FIGURES)})
             continue
         log_prob = model_log_prob(model, rows, condition)
         found[given] = chains(log_prob, rows.text_NL, sizes, orders=orders, seed=seed, batch=batch)
-        out += [about | here | line for line in lines(given, found[given])]
+        out += [about | line for line in lines(given, found[given])]
     if WITH in found and WITHOUT in found:
-        out += [about | here | line for line in lines(CHANGE, found[WITHOUT] - found[WITH])]
-    if config.data.storyworld is not None and config.data.path is None and rows.name == HELD_OUT:
-        few = rows.at_most(EXACT_ROWS)
-        exact = exact_gaps(story_marginals(model, few, config.data.storyworld), few.text_NL, sizes, seed=seed)
-        law = {"arm": TRUE_LAW, "process": None, "orders": 1, "precision": "float64", "device": "cpu"}
-        out += [about | law | line for line in lines(EXACT, exact)]
+        out += [about | line for line in lines(CHANGE, found[WITHOUT] - found[WITH])]
     return out
+
+
+def measure_law(model: Model, rows: ScoredRows, *, blocks: Sequence[int] = BLOCKS, seed: int = SEED) -> Rows:
+    """The rows of storyworld's own law."""
+    size = model.config.data.storyworld
+    assert size is not None
+    few = rows.at_most(EXACT_ROWS)
+    exact = exact_gaps(story_marginals(model, few, size), few.text_NL, fitting(blocks, few), seed=seed)
+    law = {"arm": TRUE_LAW, "process": None, "precision": "float64", "device": "cpu"}
+    return [about_rows(few, 1, seed) | law | line for line in lines(EXACT, exact)]
+
+
+def fitting(blocks: Sequence[int], rows: ScoredRows) -> list[int]:
+    """The block sizes that some row has text for."""
+    longest = int(rows.text_NL.sum(axis=1).max())
+    sizes = [size for size in sorted(blocks) if size <= longest]
+    if not sizes:
+        raise DataError(f"no row has {min(blocks)} tokens of text; use smaller --blocks, or another set")
+    return sizes
+
+
+def about_rows(rows: ScoredRows, orders: int, seed: int) -> dict[str, Any]:
+    """What all lines say of the set."""
+    date = datetime.date.today().isoformat()
+    return {"set": rows.name, "source": rows.description, "orders": orders, "seed": seed, "date": date}
 
 
 def conditions(model: Model, rows: ScoredRows, seed: int) -> Iterator[tuple[str, Condition | None, str | None]]:

@@ -50,7 +50,7 @@ NO_ROUTE = "no valid bound by this route: the flow's draws of e have no closed-f
 WHAT = {
     "exact": "exact",
     "bound": "bound",
-    "conditional": "given the row's own latent",
+    "conditional": "conditional_ppl, its own latent",
     "kl": "that and the latent's KL",
     "prior": "latent from the prior",
     "flow": "latent from the flow",
@@ -105,14 +105,14 @@ def measure_runs(
                 show(f"measure: {model.config.name} scores {len(part):,} rows of {whole.name}")
                 return measure_set(model, part, draws=draws, seed=seed, set_rows=len(whole), show=show)
 
-            found = recorded(run / "eval" / record_name(ref), asked, measure, show)
+            found = recorded(run / "eval" / record_name("ppl", ref), asked, measure, show)
             measured += [row | {"run": str(run)} for row in found]
     return measured
 
 
-def record_name(ref: str) -> str:
-    """The file that a set's figures are kept in."""
-    return "ppl.json" if ref == HELD_OUT else f"ppl-{re.sub(r'[^A-Za-z0-9]+', '-', ref).strip('-')}.json"
+def record_name(kind: str, ref: str) -> str:
+    """The file that figures of a set are kept in."""
+    return f"{kind}.json" if ref == HELD_OUT else f"{kind}-{re.sub(r'[^A-Za-z0-9]+', '-', ref).strip('-')}.json"
 
 
 def measure_set(
@@ -162,8 +162,8 @@ def figures(model: Model, rows: ScoredRows, draws: int, seed: int) -> Iterator[S
         return
     latents = Latents(backbone.latent, model.latents.source, None, seed)
     is_flow = latents.source.flow is not None
-    index = np.arange(len(rows))
-    taus: tuple[Tau, ...] = (1.0,)
+    index, sampled = np.arange(len(rows)), model.config.sample.latent_temperature
+    taus: list[Tau] = [1.0, *([sampled] if sampled != 1 else [])]
     if not backbone.latent.independent:
         latents.z_NGK = read_latents(model, rows, seed)
         own = score(latents.posterior())
@@ -171,7 +171,8 @@ def figures(model: Model, rows: ScoredRows, draws: int, seed: int) -> Iterator[S
         if is_flow:
             yield Scored("kl", "none", None, note=NO_ROUTE)
         else:
-            taus = (1.0, "paper") if backbone.latent.sigma > 0 else (1.0,)
+            if latents.variance > 0 and "paper" not in taus:
+                taus.append("paper")
             for tau in taus:
                 kl_N = latents.kl(index, tau)
                 if math.isfinite(kl_N.max()):
