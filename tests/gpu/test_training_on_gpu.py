@@ -1,5 +1,6 @@
 """What only a GPU can show: the compiled step, the device-side guard against bad losses, bf16."""
 
+import copy
 import dataclasses
 import json
 
@@ -9,6 +10,7 @@ import torch
 from rmdm.errors import TrainingError
 from rmdm.hub import load_model
 from rmdm.samplers import sample_rows
+from rmdm.samplers.generate import autocast, own_settings
 from rmdm.training import loop
 from rmdm.training.distributed import World
 from rmdm.training.language import Corpus, LanguageTask
@@ -26,9 +28,20 @@ def run(config, out, shards, device):
     return [line["loss"] for line in lines if "loss" in line]
 
 
-@pytest.mark.parametrize("process", ["mdlm", "ar"])
-def test_compiled_fp32_steps_have_the_losses_of_the_cpu(process, shards, tmp_path):
-    config = small_config(process, precision="fp32")
+def with_optimizer(config, name):
+    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, name=name))
+
+
+def weights(trainer):
+    backbone = trainer.objective.backbone
+    return [backbone.embed.weight.detach(), backbone.blocks[0].up.weight.detach()]
+
+
+@pytest.mark.parametrize(
+    ("process", "optimizer"), [("mdlm", "adamw"), ("ar", "adamw"), ("sedd", "adamw"), ("mdlm", "muon")]
+)
+def test_compiled_fp32_steps_have_the_losses_of_the_cpu(process, optimizer, shards, tmp_path):
+    config = with_optimizer(small_config(process, precision="fp32"), optimizer)
     on_cpu = run(config, tmp_path / "cpu", shards, "cpu")
     on_gpu = run(config, tmp_path / "gpu", shards, "cuda")
     assert on_gpu == pytest.approx(on_cpu, abs=2e-3)
@@ -41,21 +54,23 @@ def test_bf16_stays_close_to_fp32(shards, tmp_path):
     assert half == pytest.approx(full, abs=2e-2)
 
 
-def test_a_bad_loss_blocks_this_and_later_updates_until_the_host_learns_of_it(shards, tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_bad_loss_blocks_this_and_later_updates_until_the_host_learns_of_it(optimizer, shards, tmp_path, monkeypatch):
     real, seen = loop.Trainer.update, {}
 
     def poisoned(self, item, stop):
         if item.step == 6:
             seen["trainer"] = self
-            seen["before"] = self.objective.backbone.embed.weight.detach().clone()
+            seen["before"] = copy.deepcopy(weights(self))
             with torch.no_grad():
                 self.objective.backbone.norm_scale.fill_(float("nan"))
         return real(self, item, stop)
 
     monkeypatch.setattr(loop.Trainer, "update", poisoned)
     with pytest.raises(TrainingError, match="step 7: loss nan"):
-        run(small_config(), tmp_path, shards, "cuda")
-    assert torch.equal(seen["before"], seen["trainer"].objective.backbone.embed.weight)
+        run(with_optimizer(small_config(), optimizer), tmp_path, shards, "cuda")
+    for before, after in zip(seen["before"], weights(seen["trainer"]), strict=True):
+        assert torch.equal(before, after)
 
 
 def test_samples_on_the_gpu_are_those_of_the_cpu(shards, tmp_path):
@@ -64,3 +79,16 @@ def test_samples_on_the_gpu_are_those_of_the_cpu(shards, tmp_path):
     # A draw that falls within rounding of a boundary may differ, and then the rest of that row.
     same = (rows[0] == rows[1]).all(dim=1).float().mean()
     assert float(same) >= 0.8
+
+
+@pytest.mark.parametrize("process", ["mdlm", "sedd", "ar"])
+def test_a_text_does_not_depend_on_its_batch_in_bf16(process, shards, tmp_path):
+    run(small_config(process, steps=60, save_every=0), tmp_path, shards, "cuda")
+    model, n = load_model(tmp_path, "cuda"), 128
+    writer, how = model.writer(), own_settings(model.backbone, model.config.sample, 8)
+    x_BL, keys_B = writer.blank(n, 0)
+    with autocast(x_BL.device):
+        together, apart, alone = (writer.write(x_BL, keys_B, how, batch=batch) for batch in (64, 7, 1))
+    assert len(together.unique(dim=0)) > n // 2
+    assert torch.equal(together, apart)
+    assert torch.equal(together, alone)
