@@ -6,7 +6,7 @@ row: `arm`, `process`, `set`, `source` (the set in words), `figure`, `kind`, `no
 (standard errors over rows, and of the draws alone), `ppl`, `ppl_low`, `ppl_high` (95%, over rows), `kl` (nats a token,
 part of `nats`), `tokens`, `rows`, `set_rows` (of which `rows` were scored), `draws`, `bytes`, `bits_per_byte`, `lossy`
 (why bits per byte cannot be compared; null where they can), `tokenizer`, `length`, `layout`, `seed`, `precision`,
-`device`, `date`.
+`device`, `date`; and, in what `--json` prints, `run`.
 
 `figure` is `exact` (autoregressive), `bound` (MDLM, SEDD), `conditional` (the paper's, given the row's own latent),
 `kl` (that with the latent's KL), `prior`, `flow` (latents drawn as in sampling), `family` (best of q_a), `null`
@@ -182,13 +182,15 @@ def figures(model: Model, rows: ScoredRows, draws: int, seed: int) -> Iterator[S
     for tau in taus:
         yield Scored("flow" if is_flow else "prior", "bound", score(latents.prior(tau)), tau=tau)
     if latents.z_NGK is not None and not is_flow:
-        yield best_of_family(latents, rows, score)
+        yield best_of_family(latents, rows, score, with_pad=model.config.data.pad_in_loss)
     if backbone.latent.dropout > 0:
         yield Scored("null", "bound", score(latents.without()))
 
 
-def best_of_family(latents: Latents, rows: ScoredRows, score: Callable[[Condition, ScoredRows], Nats]) -> Scored:
-    """q_a with the best a, chosen on some rows and reported on the others."""
+def best_of_family(
+    latents: Latents, rows: ScoredRows, score: Callable[[Condition, ScoredRows], Nats], *, with_pad: bool = True
+) -> Scored:
+    """q_a with the best a, chosen on some rows (by their text alone, or with their PAD) and reported on the others."""
     N = len(rows)
     if N < 2:
         return Scored("family", "none", None, note="a single row cannot both choose a and be reported; score two")
@@ -198,7 +200,7 @@ def best_of_family(latents: Latents, rows: ScoredRows, score: Callable[[Conditio
     few, few_rows = latents.at(chosen), rows.at(chosen)
 
     def bound(a: float) -> float:
-        nats_RN = score(few.posterior(a), few_rows).rows(with_pad=True)
+        nats_RN = score(few.posterior(a), few_rows).rows(with_pad)
         return float(nats_RN.mean(axis=0).sum() + few.kl(np.arange(count), 1.0, a).sum())
 
     tried = [a for a in CHOICES if a < 1 or latents.variance > 0]

@@ -32,7 +32,8 @@ DATA_DIR = "RMDM_EVAL_DATA"
 """Environment variable that names the folder of local copies of the named sets."""
 PROBE = "Ab Cd, naïve É 1."
 """What a normaliser that loses case, accents or signs changes."""
-ENCODE_DOCUMENTS = 256
+ENCODE_CHARS = 1 << 20
+"""Characters encoded at once: an encoding with its offsets takes a few hundred bytes a token."""
 _HEADING = re.compile(r"\s*= [^=].* =\s*")
 
 
@@ -187,11 +188,13 @@ def text_rows(name: str, source: Source, texts: Iterable[str], tokenizer: Tokeni
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
+    size = 0
     for text in texts:
         batch.append(text)
-        if len(batch) == ENCODE_DOCUMENTS:
+        size += len(text)
+        if size >= ENCODE_CHARS:
             yield batch
-            batch = []
+            batch, size = [], 0
     if batch:
         yield batch
 
@@ -289,26 +292,28 @@ class Losses:
         self.tokenizer = tokenizer
         unknown = getattr(tokenizer.backend.model, "unk_token", None)
         self.unknown_id = None if unknown is None else tokenizer.backend.token_to_id(unknown)
-        self.tokens = self.unknown = self.changed = self.cased = 0
+        self.tokens = self.unknown = self.looked = self.changed = self.cased = 0
 
     def add(self, text: str, ids_T: NDArray[np.integer]) -> None:
         """Look at a text and its ids."""
         self._count(ids_T)
-        before, after = _squeezed(text), _squeezed(self.tokenizer.decode(ids_T))
-        self.changed += before != after
-        self.cased += before.lower() == after.lower()
+        self._compare(text, self.tokenizer.decode(ids_T))
 
     def add_rows(self, x_NL: NDArray[np.integer], is_text: NDArray[np.bool_]) -> None:
         """Look at rows whose text is not at hand: what can be told are unknown tokens and the normaliser."""
         self._count(x_NL[is_text])
         normalizer = self.tokenizer.backend.normalizer
-        after = PROBE if normalizer is None else normalizer.normalize_str(PROBE)
-        self.changed += _squeezed(PROBE) != _squeezed(after)
-        self.cased += PROBE.lower() == after.lower()
+        self._compare(PROBE, PROBE if normalizer is None else normalizer.normalize_str(PROBE))
 
     def _count(self, ids_T: NDArray[np.integer]) -> None:
         self.tokens += len(ids_T)
         self.unknown += 0 if self.unknown_id is None else int((ids_T == self.unknown_id).sum())
+
+    def _compare(self, before: str, after: str) -> None:
+        before, after = "".join(before.split()), "".join(after.split())
+        self.looked += 1
+        self.changed += before != after
+        self.cased += before != after and before.lower() == after.lower()
 
     def reason(self) -> str | None:
         """Why its bits per byte say less than they seem to."""
@@ -316,11 +321,8 @@ class Losses:
             return f"{100 * self.unknown / self.tokens:.2g}% of the tokens are unknown words"
         if not self.changed:
             return None
-        return "letter case is lost" if self.cased >= self.changed else "the tokenizer changes the text"
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
+        what = "letter case is lost" if self.cased == self.changed else "the tokenizer changes the text"
+        return what if self.looked == 1 else f"{what} in {self.changed:,} of {self.looked:,} documents"
 
 
 def held_out(tokenizer: Tokenizer, data: DataConfig) -> ScoredRows:

@@ -13,7 +13,7 @@ from rmdm.data.prepare import prepare
 from rmdm.data.shards import TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import DataError
-from rmdm.evaluation.sets import SETS, articles, held_out, open_set
+from rmdm.evaluation.sets import SETS, Losses, articles, held_out, open_set
 from tests.release import WORDS, byte_tokenizer, word_tokenizer
 
 TEXTS = [
@@ -134,7 +134,10 @@ def test_wikitext_s_lines_are_joined_to_articles():
 def test_tokenizers_that_lose_text_are_marked(file):
     data = data_of("padded", False)
     assert "unknown words" in open_set(str(file), word_tokenizer(), data).lossy
-    assert open_set(str(file), lower_case(), data).lossy == "letter case is lost"
+    assert open_set(str(file), lower_case(), data).lossy == "letter case is lost in 1 of 4 documents"
+    losses = Losses(lower_case())
+    losses.add_rows(np.array([[3, 4]]), np.array([[True, True]]))
+    assert losses.reason() == "letter case is lost"
 
 
 def lower_case() -> Tokenizer:
