@@ -65,7 +65,7 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         if is_main():
             show(f"train: already done, {finished}")
         return {"skipped": True, "step": step_of(finished), "run": str(out), "checkpoint": str(finished)}
-    if latents is not None and verb == "train" and is_main():
+    if latents is not None and config.latent.draw == "prior" and verb == "train" and is_main():
         warn_of_latents(stage_one_run(config, out), show)
     with world(config.train.device) as here:
         result = train(task, out, here, resume=resume, show=show)
@@ -104,7 +104,7 @@ def warn_of_latents(run: Path, show: Show) -> None:
     from rmdm.meanflow.latents import gate_warnings
 
     for line in gate_warnings(run):
-        show(f"warning: the latents of {run} fail the gate: {line}")
+        show(f"warning: the latents of {run}: {line}")
 
 
 def encode_stage(config: Config, show: Show) -> Outcome:

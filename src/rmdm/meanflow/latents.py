@@ -164,4 +164,4 @@ def gate_warnings(run: Path) -> list[str]:
             return [str(line) for line in result["gate"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return [f"not measured yet; see 'rmdm latents {run}'"]
+    return [f"how Gaussian they are was not measured; 'rmdm latents {run}' does it"]

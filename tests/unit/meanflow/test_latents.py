@@ -42,7 +42,7 @@ def test_only_what_was_trained_from_noise_to_embeddings_can_draw(recipe, directi
 
 
 def test_warnings_are_those_of_the_last_report(tmp_path):
-    unmeasured = [f"not measured yet; see 'rmdm latents {tmp_path}'"]
+    unmeasured = [f"how Gaussian they are was not measured; 'rmdm latents {tmp_path}' does it"]
     assert gate_warnings(tmp_path) == unmeasured
     folder = tmp_path / "latents"
     folder.mkdir()
