@@ -96,7 +96,7 @@ def _notes(rows: Rows, matches: Rows) -> list[str]:
     notes.append(
         f"distinct: different n-grams over all of a row's; repeated: 4-grams a text said before; copied: "
         f"{first['copied_ngram']}-grams of the model's tokens that a training row holds; MAUVE: against held-out text, "
-        "by the evaluator's features; - is not measured"
+        "by the evaluator's features, from 60 texts on; - is not measured"
     )
     if matches:
         notes.append("equal entropy: ln GenPPL on the line between two neighbours; the 95% leave out the target's own")

@@ -6,8 +6,12 @@ together; P and Q are the shares of each set in the clusters. For R = lambda P +
     C = { (exp(-c KL(Q || R)), exp(-c KL(P || R))) : lambda in (0, 1) },      c = 5,
 
 and MAUVE the area under it: 1 for equal P and Q, near 0 where they share nothing. It falls with fewer texts and with
-another evaluator's features, so only rows of one table compare. Paper: the last token's state of GPT-2 large, 5000
-texts, k = 500; here: means of the named evaluator's states over each text, k a tenth of the smaller set.
+another evaluator's features, so only rows of one table compare.
+
+The paper embeds by the last token's state in the last layer of GPT-2 large, with 5000 texts and k = 500. Here k is a
+tenth of the smaller set, and a text is the mean of the named evaluator's states two thirds of the way up. With SmolLM2, 96
+web texts against 96 others / their own words shuffled / 12 words again and again: last token 0.98 / 0.27 / 0.52; mean of
+layer 30 0.98 / 0.05 / 0.66; of layer 20, used here, 0.96 / 0.00 / 0.00; of layer 10 0.90 / 0.01 / 0.01.
 
 Shapes: N vectors, D channels, K clusters, S points of the curve, R draws.
 """
@@ -18,8 +22,7 @@ from numpy.typing import NDArray
 from rmdm.evaluation.intervals import DRAWS, Estimate, Interval, Values, centred
 
 LEAST = 60
-"""Texts of each set below which chance decides: with SmolLM2's features of 32 web texts and their shuffled words, one
-clustering says 0.3 and the next 0.6; from 64 on all say less than 0.1."""
+"""Texts of each set below which there are five clusters or fewer, and one clustering denies what the next one says."""
 TEXTS_A_CLUSTER = 10
 KEPT_VARIANCE = 0.9
 SCALE = 5.0
