@@ -19,6 +19,7 @@ from rmdm.evaluation.bounds import Figure, Latents, row_nats
 from rmdm.evaluation.likelihood import best_of_family
 from rmdm.evaluation.sets import ScoredRows
 from rmdm.samplers.latents import LatentSource
+from tests.reference import test_sedd
 from tests.reference.tiny import log_probs, subsets
 
 V, L = 3, 3
@@ -132,6 +133,18 @@ def test_the_estimator_of_the_prior_s_bound_too():
         truth = expected(lambda z: token_bound(model, z), 0.0, latents.source.temperature(tau) ** 2)
         error = nats_RN.mean(axis=0).std() / math.sqrt(n)
         assert abs(nats_RN.mean() - truth) < 4 * error
+
+
+def test_the_estimator_of_sedd_s_bound_too():
+    model, n = test_sedd.tiny_sedd(), 2000
+    with torch.no_grad():  # so that much depends on the time it is told
+        for block in model.blocks:
+            block.condition.weight.mul_(6)
+    nats_RN = row_nats(model, rows_of(n), draws=8).rows(with_pad=True)
+    truth = test_sedd.enumerated_bound(model, X)
+    error = nats_RN.std() / math.sqrt(nats_RN.size)
+    assert abs(nats_RN.mean() - truth) < 4 * error
+    assert error < 0.01 * truth
 
 
 def test_bounds_tighten_to_the_likelihood_where_orders_agree_and_q_is_the_posterior():

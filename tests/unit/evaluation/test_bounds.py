@@ -106,6 +106,20 @@ def test_a_row_s_draws_lie_evenly_in_time_and_all_rows_cover_it():
     assert (np.diff(np.sort(k_RN, axis=0), axis=0) >= 9).all()
 
 
+def test_a_model_that_is_told_the_time_is_told_that_of_its_last_mask():
+    model, told = tiny_backbone(V, L, time=True), []
+    model.time.register_forward_pre_hook(lambda module, inputs: told.append(inputs[0]))
+    forward, masked = model.forward, []
+    model.forward = lambda x_BL, **rest: masked.append((x_BL == V).sum(dim=1)) or forward(x_BL, **rest)
+    row_nats(model, rows_of(random_rows(3000)), draws=2)
+    t_N, k_N = torch.cat(told).numpy(), torch.cat(masked).numpy()
+    for k in range(1, L + 1):
+        mean, variance = k / (L + 1), k * (L - k + 1) / (L + 1) ** 2 / (L + 2)  # of Beta(k, L - k + 1)
+        own = t_N[k_N == k]
+        assert abs(own.mean() - mean) < 4 * math.sqrt(variance / len(own))
+        assert own.var() == pytest.approx(variance, rel=0.2)
+
+
 def test_given_tokens_are_never_masked_and_cost_nothing():
     scored = np.ones((8, L), dtype=bool)
     scored[:, :4] = False
@@ -176,6 +190,17 @@ def test_the_posterior_is_the_law_of_training_s_noise(project, stored):
     latents.posterior()(np.arange(20_000), 0)
     torch.testing.assert_close(seen[0].mean(dim=0), theirs.mean(dim=0), atol=0.03, rtol=0)
     assert float(seen[0].var(dim=0).mean()) == pytest.approx(latents.variance, rel=0.02)
+
+
+@pytest.mark.parametrize(("tau", "spread"), [(1.0, 1.0), (0.6, 0.6), ("paper", 1 / math.sqrt(1 + 0.7**2))])
+def test_the_prior_s_draws_know_nothing_of_the_row_and_are_as_wide_as_tau(tau, spread):
+    latents, seen = latents_of(0.7, 5000), []
+    latents.latent.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    latents.prior(tau)(np.arange(5000), 0)
+    assert float(seen[0].std()) == pytest.approx(spread, rel=0.02)
+    assert abs(float((seen[0] * latents.mean(np.arange(5000))).mean())) < 0.02
+    latents.prior(tau)(np.arange(5000), 1)
+    assert abs(float((seen[0] * seen[1]).mean())) < 0.02
 
 
 def test_without_noise_only_the_inner_part_of_the_family_has_a_finite_divergence():
