@@ -13,12 +13,11 @@ import pytest
 from scipy import stats
 
 from rmdm.errors import ConfigError
-from rmdm.evaluation.judge import TextSet, agreement_rows, read_texts, score_rows
-from rmdm.evaluation.judge_cache import Cache
-from rmdm.evaluation.judge_client import Answer, CallError, Client, Manners, retry_after
-from rmdm.evaluation.judge_names import PRESETS, Judge, choose_judges
-from rmdm.evaluation.judge_panel import PROMPT, Panel, Verdict, read_prompt
-from rmdm.evaluation.judge_scores import (
+from rmdm.evaluation.judge.cache import Cache
+from rmdm.evaluation.judge.client import Answer, CallError, Client, Manners, retry_after
+from rmdm.evaluation.judge.names import PRESETS, Judge, choose_judges
+from rmdm.evaluation.judge.panel import PROMPT, Panel, Verdict, read_prompt
+from rmdm.evaluation.judge.scores import (
     CRITERIA,
     BadAnswer,
     agreement,
@@ -26,6 +25,7 @@ from rmdm.evaluation.judge_scores import (
     read_scores,
     spearman,
 )
+from rmdm.evaluation.judge.texts import TextSet, agreement_rows, read_texts, score_rows
 from tests.judge_server import always, good, judge_server, scores_of
 
 GOOD = '{"fluency":3,"coherence":4,"repetition":5,"readability":6,"overall":7}'

@@ -51,7 +51,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]:
     """Have the texts judged, and show the table."""
-    from rmdm.evaluation.judge import TEXTS, draw_texts, judge_sources, read_texts, render_judgement, write_scores
+    from rmdm.evaluation.judge.texts import TEXTS, draw_texts, judge_sources, read_texts, render_judgement, write_scores
 
     if not args.runs and not args.texts:
         raise ConfigError("no texts to judge; give a run directory or --texts FILE.jsonl")
@@ -87,10 +87,10 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
 
 def panel_of(args: argparse.Namespace) -> Any:
     """The judges, and how they are to be asked."""
-    from rmdm.evaluation.judge_cache import Cache
-    from rmdm.evaluation.judge_client import Manners
-    from rmdm.evaluation.judge_names import choose_judges
-    from rmdm.evaluation.judge_panel import Panel, read_prompt
+    from rmdm.evaluation.judge.cache import Cache
+    from rmdm.evaluation.judge.client import Manners
+    from rmdm.evaluation.judge.names import choose_judges
+    from rmdm.evaluation.judge.panel import Panel, read_prompt
 
     if args.concurrency < 1:
         raise ConfigError(f"--concurrency {args.concurrency} is below 1; use 8, for example")

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any
 
 from rmdm import __version__
-from rmdm.evaluation.judge_names import Judge
+from rmdm.evaluation.judge.names import Judge
 
 LONGEST_PAUSE = 30.0
 """Seconds at which growing pauses stop growing."""

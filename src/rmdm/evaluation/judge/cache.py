@@ -14,8 +14,8 @@ from typing import Any
 
 from rmdm.data.shards import read_json, write_json
 from rmdm.errors import DataError
-from rmdm.evaluation.judge_client import Answer
-from rmdm.evaluation.judge_names import Judge
+from rmdm.evaluation.judge.client import Answer
+from rmdm.evaluation.judge.names import Judge
 
 FORMAT = 1
 

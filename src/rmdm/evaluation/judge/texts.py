@@ -24,8 +24,8 @@ from typing import Any
 
 from rmdm.data.shards import write_json
 from rmdm.errors import DataError
-from rmdm.evaluation.judge_panel import Panel, Show, Tally, Verdict
-from rmdm.evaluation.judge_scores import CRITERIA, agreement, mean_and_half_width
+from rmdm.evaluation.judge.panel import Panel, Show, Tally, Verdict
+from rmdm.evaluation.judge.scores import CRITERIA, agreement, mean_and_half_width
 from rmdm.evaluation.record import Rows, recorded
 
 TEXTS = 256

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from rmdm.errors import ConfigError, DataError
-from rmdm.evaluation.judge_cache import Cache
-from rmdm.evaluation.judge_client import Answer, CallError, Client, Manners
-from rmdm.evaluation.judge_names import Judge
-from rmdm.evaluation.judge_scores import BadAnswer, Scores, read_scores
+from rmdm.evaluation.judge.cache import Cache
+from rmdm.evaluation.judge.client import Answer, CallError, Client, Manners
+from rmdm.evaluation.judge.names import Judge
+from rmdm.evaluation.judge.scores import BadAnswer, Scores, read_scores
 
 Show = Callable[[str], None]
-PROMPT = Path(__file__).with_name("judge_prompt.txt")
+PROMPT = Path(__file__).with_name("prompt.txt")
 SLOT = "{text}"
 FIRST_FAILURES = 3
 """A judge that answers none of this many texts, asked one by one, is given up before the others are asked."""
