@@ -13,9 +13,7 @@ from typing import Any, NoReturn
 
 from rmdm import __version__
 from rmdm.errors import ConfigError, RMDMError, nearest
-
-Outcome = dict[str, Any]
-Show = Callable[[str], None]
+from rmdm.kinds import Outcome, Show, add_kinds
 
 
 class Parser(argparse.ArgumentParser):
@@ -353,14 +351,24 @@ def run_eval(args: argparse.Namespace, overrides: dict[str, Any], show: Show) ->
 
 
 def eval_flags(parser: argparse.ArgumentParser) -> None:
-    """Kinds of `eval`, each with flags of its own."""
+    """Kinds of `eval`."""
     from rmdm.evaluation.verbs import KINDS
 
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, kind in KINDS.items():
-        one = kinds.add_parser(name, help=kind.help, description=kind.help)
-        add_json(one)
-        kind.flags(one)
+    add_kinds(parser, KINDS, add_json)
+
+
+def run_bench(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm bench KIND`: how fast it is."""
+    from rmdm.bench import KINDS
+
+    return KINDS[args.kind].run(args, show)
+
+
+def bench_flags(parser: argparse.ArgumentParser) -> None:
+    """Kinds of `bench`."""
+    from rmdm.bench import KINDS
+
+    add_kinds(parser, KINDS, add_json)
 
 
 def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
@@ -416,6 +424,7 @@ VERBS: dict[str, Verb] = {
     "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents),
     "train": Verb("train a model on prepared shards", True, train_flags, run_train),
     "eval": Verb("measure trained models", False, eval_flags, run_eval),
+    "bench": Verb("measure speed and memory", False, bench_flags, run_bench),
     "sample": Verb("write text with a trained model", False, sample_flags, run_sample),
     "presets": Verb("list the presets, or print one", False, presets_flags, run_presets),
 }

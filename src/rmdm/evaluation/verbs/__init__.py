@@ -1,26 +1,7 @@
-"""The kinds of `rmdm eval`. Their flags are read before anything heavy is imported."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+"""The kinds of `rmdm eval`."""
 
 from rmdm.evaluation.verbs import gap, gen, judge, ppl, stories
-
-if TYPE_CHECKING:
-    import argparse
-
-Show = Callable[[str], None]
-Outcome = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One thing that can be measured: its line in the help, its flags, and what measures it."""
-
-    help: str
-    flags: "Callable[[argparse.ArgumentParser], None]"
-    run: "Callable[[argparse.Namespace, Show], Outcome]"
-
+from rmdm.kinds import Kind
 
 KINDS = {
     "gap": Kind(gap.HELP, gap.flags, gap.run),

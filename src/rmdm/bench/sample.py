@@ -1,0 +1,122 @@
+"""How fast a trained model writes: whole requests, from the latent's draw to the last token [Paper, Tables 4 and 10].
+
+The rows of RUN/eval/bench.json: `arm`, `sampler`, `steps`, `guidance`, `batch`, `length`, `seconds` (median of
+`repeats` requests, each with its own seed), `tokens_per_s`, `seconds_per_step`, `latent_seconds` (of those, drawing
+the latent; None without one), `weight_bytes` (the network and its flow), `peak_bytes` (the most torch held on the GPU
+meanwhile, weights included; None on a CPU), `parameters`, `device`, `precision`, `torch`, `date`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from rmdm.evaluation.record import Rows, recorded
+from rmdm.evaluation.samples import hardware
+from rmdm.hub import Model, load_model
+from rmdm.kinds import Show
+from rmdm.meanflow.report import grid
+from rmdm.samplers.generate import Writer, autocast, own_settings
+from rmdm.samplers.settings import SampleSettings
+from rmdm.training.checkpoint import file_signature
+
+FIRST_STEPS = 4
+
+
+def bench_runs(
+    runs: Sequence[Path], device: torch.device, steps: Sequence[int], batch: int, repeats: int, show: Show
+) -> Rows:
+    """Rows of every run, kept in its folder."""
+    rows: Rows = []
+    for run in runs:
+        model = load_model(run, device)
+        counts = list(steps) or default_steps(model)
+        # A figure of another machine is another figure.
+        asked = {
+            "weights": file_signature(model.folder / "model.safetensors"), "steps": counts, "batch": batch,
+            "repeats": repeats, "device": hardware(device), "torch": torch.__version__,
+        }  # fmt: skip
+        home = run if run.is_dir() else model.folder
+
+        def measure(model: Model = model, counts: list[int] = counts) -> Rows:
+            show(f"bench: {model.config.name} writes {batch} texts at {', '.join(map(str, counts))} steps")
+            return [bench(model, count, batch, repeats) for count in counts]
+
+        rows += recorded(home / "eval" / "bench.json", asked, measure, show)
+    return rows
+
+
+def default_steps(model: Model) -> list[int]:
+    """Powers of two up to the length; an autoregressive model has one number of steps."""
+    length = model.backbone.length
+    if model.backbone.causal:
+        return [length]
+    return [2**k for k in range(length.bit_length()) if FIRST_STEPS <= 2**k <= length]
+
+
+def bench(model: Model, steps: int, batch: int, repeats: int) -> dict[str, Any]:
+    """One row."""
+    writer, device = model.writer(), model.device
+    how = own_settings(model.backbone, model.config.sample, steps)
+    tau = model.config.sample.latent_temperature
+    write(writer, how, tau, batch, seed=0)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = median(timed(device, lambda s=seed: write(writer, how, tau, batch, s)) for seed in range(1, repeats + 1))
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    drawn = None
+    if writer.source is not None:
+        keys_B = writer.blank(batch, 0)[1]
+        drawn = median(timed(device, lambda: writer.draw(keys_B, tau)) for _ in range(repeats))
+    parts: list[nn.Module] = [model.backbone]
+    if writer.source is not None and writer.source.flow is not None:
+        parts.append(writer.source.flow.net)
+    return {
+        "arm": model.config.name,
+        "sampler": how.sampler, "steps": how.steps, "guidance": how.guidance, "batch": batch,
+        "length": model.backbone.length, "seconds": seconds, "repeats": repeats,
+        "tokens_per_s": batch * model.backbone.length / seconds, "seconds_per_step": seconds / how.steps,
+        "latent_seconds": drawn, "peak_bytes": peak,
+        "weight_bytes": sum(p.numel() * p.element_size() for part in parts for p in part.parameters()),
+        "parameters": sum(p.numel() for p in model.backbone.parameters()), "device": hardware(device),
+        "precision": "bf16" if device.type == "cuda" else "fp32", "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }  # fmt: skip
+
+
+def write(writer: Writer, how: SampleSettings, tau: Any, batch: int, seed: int) -> None:
+    """A request of `batch` texts."""
+    with autocast(writer.backbone.embed.weight.device):
+        writer.write(*writer.blank(batch, seed), how, tau=tau, batch=batch)
+
+
+def timed(device: torch.device, work: Callable[[], object]) -> float:
+    """Seconds, until the device is done."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    began = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - began
+
+
+def render(rows: Rows) -> str:
+    """The table."""
+    titles = ["model", "steps", "tokens/s", "ms a step", "ms latent", "seconds", "weights", "peak"]
+    body = [
+        [
+            str(row["arm"]), str(row["steps"]), f"{row['tokens_per_s']:,.0f}", f"{1000 * row['seconds_per_step']:.2f}",
+            "-" if row["latent_seconds"] is None else f"{1000 * row['latent_seconds']:.1f}", f"{row['seconds']:.3f}",
+            f"{row['weight_bytes'] / 2**20:.0f} MiB",
+            "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f} MiB",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    first = rows[0]
+    title = f"{first['batch']} texts of {first['length']} tokens, {first['device']}, {first['precision']}"
+    return f"{title}\n{grid([('', each) for each in titles], body)}"
