@@ -8,10 +8,10 @@ together; P and Q are the shares of each set in the clusters. For R = lambda P +
 and MAUVE the area under it: 1 for equal P and Q, near 0 where they share nothing. It falls with fewer texts and with
 another evaluator's features, so only rows of one table compare.
 
-The paper embeds by the last token's state in the last layer of GPT-2 large, with 5000 texts and k = 500. Here k is a
-tenth of the smaller set, and a text is the mean of the named evaluator's states two thirds of the way up. With SmolLM2, 96
-web texts against 96 others / their own words shuffled / 12 words again and again: last token 0.98 / 0.27 / 0.52; mean of
-layer 30 0.98 / 0.05 / 0.66; of layer 20, used here, 0.96 / 0.00 / 0.00; of layer 10 0.90 / 0.01 / 0.01.
+Pillutla et al. embed by the last token's state in the last layer of GPT-2 large, with 5000 texts and k = 500. Here k is
+a tenth of the smaller set, and a text is the mean of the named evaluator's states two thirds of the way up. SmolLM2 on
+96 web texts against 96 others / their own words shuffled / 12 words over and over: last token 0.98 / 0.27 / 0.52, mean
+of layer 30 0.98 / 0.05 / 0.66, of layer 20 (used here) 0.96 / 0.00 / 0.00, of layer 10 0.90 / 0.01 / 0.01.
 
 Shapes: N vectors, D channels, K clusters, S points of the curve, R draws.
 """
