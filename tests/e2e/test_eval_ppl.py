@@ -137,6 +137,7 @@ def test_a_changed_request_is_measured_again(place, capsys):
         (["--data", "lm1x"], "'lm1x' is no set, file or folder; did you mean 'lm1b'?"),
         (["--data", "/no/file.txt"], "/no/file.txt does not exist"),
         (["--draws", "0"], "--draws 0 is below 1"),
+        (["--data", ","], "--data names no set"),
         ([], "the run's held-out rows are not at hand"),
     ],
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmdm.errors import ConfigError
 from rmdm.evaluation.verbs.arguments import at_least_one
 
 HELP = "perplexity of held-out text and of other sets, with valid bounds"
@@ -36,13 +37,16 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
     """Measure, and show the tables."""
     draws = at_least_one("--draws", args.draws, "draw")
     rows = None if args.rows is None else at_least_one("--rows", args.rows, "row")
+    sets = [ref for ref in args.data.split(",") if ref]
+    if not sets:
+        raise ConfigError("--data names no set; use valid, for example")
     from rmdm.evaluation.bounds import SEED
     from rmdm.evaluation.likelihood import measure_runs, render
     from rmdm.hub import find_device
 
     measured = measure_runs(
         [Path(run) for run in args.runs],
-        [ref for ref in args.data.split(",") if ref],
+        sets,
         find_device(args.device),
         show,
         rows=rows,
