@@ -271,6 +271,9 @@ class SampleConfig:
 
     steps: int = 16
     """Denoising steps K (an autoregressive model always takes one a token)."""
+    sampler: Literal["ancestral", "max_prob", "margin", "entropy", "analytic", "euler"] | None = None
+    """`max_prob`, `margin`, `entropy` write the surest positions first. null, or a sampler that does not fit the model:
+    the model's own law (`ancestral`; `analytic` for SEDD)."""
     temperature: float = 1.0
     """Divides the logits."""
     latent_temperature: float | Literal["paper"] = 1.0

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,13 @@ def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outco
 
 
 def measure_stage(
-    runs: Sequence[Path], show: Show, *, steps: Sequence[int] = (), n: int | None = None, ceiling: bool = False
+    runs: Sequence[Path],
+    show: Show,
+    *,
+    steps: Sequence[int] = (),
+    n: int | None = None,
+    ceiling: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> list[Outcome]:
     """Figures of the stories that runs write, against the number of denoising steps, in one table."""
     import torch
@@ -262,7 +268,8 @@ def measure_stage(
     from rmdm.evaluation.stories import render_stories
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = measure_runs(runs, device, show, steps=steps or STEPS, n=n or STORIES, ceiling=ceiling)
+    asked = {"steps": steps or STEPS, "n": n or STORIES, "ceiling": ceiling, "changes": changes or {}}
+    rows = measure_runs(runs, device, show, **asked)
     show(render_stories(rows))
     return [row.to_json() for row in rows]
 

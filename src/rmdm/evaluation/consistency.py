@@ -1,14 +1,17 @@
 """storyworld's own yardstick: what a model's stories are like at 1, 2, 4, ... steps, arm by arm."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rmdm.config import needs_latents, stage_one_run
+from rmdm.config import SampleConfig, needs_latents, stage_one_run
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows
 from rmdm.data.tokenizer import Tokenizer
@@ -54,13 +57,17 @@ def consistency(
     *,
     zt_nGd: Tensor | None = None,
     arm: str | None = None,
+    settings: SampleConfig | None = None,
 ) -> list[StoryRow]:
-    """One row a number of steps; `zt_nGd` are latents to write with instead of drawn ones."""
+    """One row a number of steps; `zt_nGd` are latents to write with instead of drawn ones.
+
+    `settings` stand in for the model's own.
+    """
     size = model.config.data.storyworld
     if size is None:
         raise ConfigError(f"{model.config.name} was not trained on storyworld, so its stories cannot be checked")
     rows, writer = [], model.writer()
-    settings, device = model.config.sample, model.backbone.embed.weight.device.type
+    settings, device = settings or model.config.sample, model.backbone.embed.weight.device.type
     for count in steps if not model.backbone.causal else (model.backbone.length,):
         how = own_settings(model.backbone, settings, count)
         began = time.perf_counter()
@@ -71,8 +78,14 @@ def consistency(
         seconds = time.perf_counter() - began
         texts = [model.tokenizer.decode(row, stop_at_separator=True) for row in x_nL.numpy()]
         figures = measure_stories(texts, size, training)
-        rows.append(StoryRow(arm or model.config.name, count, seconds, figures))
+        rows.append(StoryRow(arm or arm_name(model), count, seconds, figures, how.words()))
     return rows
+
+
+def arm_name(model: Model) -> str:
+    """The preset's name, and which training seed it is if not the first."""
+    config = model.config
+    return config.name if config.seed == 0 else f"{config.name}, seed {config.seed}"
 
 
 def latents_of_rows(model: Model, z_nGK: np.ndarray, seed: int = 0) -> Tensor:
@@ -96,9 +109,11 @@ def measure_runs(
     steps: Sequence[int] = STEPS,
     n: int = STORIES,
     ceiling: bool = False,
+    changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[StoryRow]:
     """Rows of every run, and of the true generator. With `ceiling`, those written with held-out stories' latents too.
 
+    `changes` are settings of sampling that stand in for the models' own, as far as they fit each.
     What was measured before is kept in the run directory, and read back as long as the weights are the same.
     """
     rows: list[StoryRow] = []
@@ -111,16 +126,17 @@ def measure_runs(
             training[shards] = TrainingStories.open(shards, model.tokenizer)
         sizes.setdefault(size or "", training[shards])
         weights = file_signature(model.folder / "model.safetensors")
-        asked = {"weights": weights, "steps": list(steps), "n": n, "ceiling": ceiling}
+        asked = {"weights": weights, "steps": list(steps), "n": n, "ceiling": ceiling, **changes}
 
         def measure(model: Model = model, run: Path = run, shards: Path = shards) -> Rows:
             counts = ", ".join(map(str, steps))
+            settings = replace(model.config.sample, **changes)
             show(f"measure: {model.config.name} writes {n} stories at {counts} steps, and each is checked")
-            measured = consistency(model, training[shards], steps, n)
+            measured = consistency(model, training[shards], steps, n, settings=settings)
             if ceiling and needs_latents(model.config):
                 true = held_out_latents(model, run, shards, n)
-                arm = f"{model.config.name}, true latents"
-                measured += consistency(model, training[shards], steps, n, zt_nGd=true, arm=arm)
+                given = {"zt_nGd": true, "arm": f"{arm_name(model)}, true latents", "settings": settings}
+                measured += consistency(model, training[shards], steps, n, **given)
             return [row.to_json() for row in measured]
 
         measured = recorded(run / "eval" / "stories.json", asked, measure, show)

@@ -87,18 +87,21 @@ class StoryRow:
     steps: int | None
     seconds: float | None
     figures: StoryFigures
+    how: str | None = None
+    """The sampler and its settings, in words."""
 
     def to_json(self) -> dict[str, Any]:
         """The row as one flat dict of plain values."""
-        return {"arm": self.arm, "steps": self.steps, "seconds": self.seconds, **asdict(self.figures)}
+        head = {"arm": self.arm, "steps": self.steps, "seconds": self.seconds, "how": self.how}
+        return {**head, **asdict(self.figures)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "StoryRow":
         """The row that `to_json` wrote."""
         rest = dict(values)
-        arm, steps, seconds = (rest.pop(key) for key in ("arm", "steps", "seconds"))
+        arm, steps, seconds, how = (rest.pop(key) for key in ("arm", "steps", "seconds", "how"))
         variables = tuple(Marginal(**marginal) for marginal in rest.pop("variables"))
-        return cls(arm, steps, seconds, StoryFigures(variables=variables, **rest))
+        return cls(arm, steps, seconds, StoryFigures(variables=variables, **rest), how)
 
 
 def true_stories(size: str, n: int, seed: int = 0) -> list[str]:
@@ -170,8 +173,9 @@ def render_stories(rows: Sequence[StoryRow]) -> str:
     cells = [_cells(row) for row in rows]
     room = TABLE_WIDTH - max(map(len, grid(columns, [["", *line] for line in cells]).splitlines())) + len("arm")
     body: list[list[str]] = []
+    ways = list(dict.fromkeys(row.how for row in rows if row.how is not None))
     for row, line in zip(rows, cells, strict=True):
-        label, *rest = textwrap.wrap(row.arm, room) or [""]
+        label, *rest = textwrap.wrap(row.arm if len(ways) < 2 or not row.how else f"{row.arm}, {row.how}", room) or [""]
         body += [[label, *line], *([part, *[""] * len(line)] for part in rest)]
     counts = sorted({row.figures.n for row in rows})
     stories = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
@@ -180,7 +184,8 @@ def render_stories(rows: Sequence[StoryRow]) -> str:
         "nats: mean exact -ln p of a story, over the finite % of the stories that are possible at all",
         "TV: total variation of the worst plot variable from the truth; floor: 95% of true sets are below",
     ]
-    return "\n".join([grid(columns, body), *notes])
+    written = [f"written by: {ways[0]}"] if len(ways) == 1 else []
+    return "\n".join([grid(columns, body), *written, *notes])
 
 
 def _cells(row: StoryRow) -> list[str]:

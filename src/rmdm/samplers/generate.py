@@ -14,7 +14,7 @@ from rmdm.samplers import sample
 from rmdm.samplers.denoiser import Denoiser, fixed_rows, in_blocks
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_keys
-from rmdm.samplers.settings import SampleSettings
+from rmdm.samplers.settings import SampleSettings, fitting_samplers
 
 BATCH = 64
 """Rows taken through at once; which rows share a batch does not change what they say, but for float ties on a CPU."""
@@ -73,8 +73,9 @@ def autocast(device: torch.device) -> torch.autocast:
 def own_settings(backbone: DiT, config: SampleConfig, steps: int | None = None) -> SampleSettings:
     """What a model's config says of sampling, as far as it fits the model."""
     learnt_without = backbone.latent is not None and backbone.latent.dropout > 0 and not backbone.latent.independent
+    fits = config.sampler in fitting_samplers(backbone)[0]
     return SampleSettings(
-        sampler=default_sampler(backbone),
+        sampler=config.sampler if config.sampler is not None and fits else default_sampler(backbone),
         steps=backbone.length if backbone.causal else steps or config.steps,
         temperature=config.temperature,
         guidance=config.guidance if learnt_without else 1.0,

@@ -35,12 +35,19 @@ class SampleSettings:
     guidance: float = 1.0
     """Weight on the latent: logits = l_null + guidance (l_z - l_null)."""
 
+    def words(self) -> str:
+        """How the texts are written, apart from the number of steps: the sampler and what is not at its default."""
+        default = SampleSettings()
+        names = ("temperature", "top_p", "remask", "guidance")
+        changed = [f"{name} {value:g}" for name in names if (value := getattr(self, name)) != getattr(default, name)]
+        return ", ".join([self.sampler, *changed])
+
     def check(self, backbone: "DiT") -> None:
         """Raise `ConfigError` unless every value keeps its rule and the sampler fits the model."""
         self._check_values()
         if self.sampler not in SAMPLERS:
             raise ConfigError(f"sampler={self.sampler!r} is unknown; {nearest(self.sampler, SAMPLERS)}")
-        fitting, kind = _fitting(backbone)
+        fitting, kind = fitting_samplers(backbone)
         if self.sampler not in fitting:
             raise ConfigError(f"sampler={self.sampler!r} does not fit {kind}; use {' or '.join(fitting)}")
         if self.remask > 0 and self.sampler not in CONFIDENCE:
@@ -64,7 +71,7 @@ class SampleSettings:
             raise ConfigError(f"guidance={self.guidance} is not a finite number; use 1.0, for example")
 
 
-def _fitting(backbone: "DiT") -> tuple[tuple[str, ...], str]:
+def fitting_samplers(backbone: "DiT") -> tuple[tuple[str, ...], str]:
     """The samplers that fit a model, and what kind of model it is."""
     if backbone.causal:
         return ("ar",), "an autoregressive model"

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmdm.errors import ConfigError
 from rmdm.evaluation.verbs.arguments import at_least_one, step_counts
 
+SAMPLERS = ("ancestral", "max_prob", "margin", "entropy", "analytic", "euler")
+CHANGES = ("sampler", "temperature", "guidance")
 HELP = "figures of storyworld samples, by exact rules"
 
 
@@ -16,6 +19,9 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", help="numbers of steps (default 1,2,4,8,16,32)")
     parser.add_argument("--n", type=int, help="stories a row (default 512)")
     parser.add_argument("--ceiling", action="store_true", help="also write with the latents of held-out stories")
+    parser.add_argument("--sampler", choices=SAMPLERS, help="instead of the model's own, where it fits the model")
+    parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
+    parser.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
 
 
 def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]:
@@ -24,5 +30,8 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
 
     steps = step_counts(args.steps)
     n = at_least_one("--n", args.n, "story") if args.n is not None else None
+    changes = {name: value for name in CHANGES if (value := getattr(args, name)) is not None}
+    if args.temperature is not None and not 0 < args.temperature < float("inf"):
+        raise ConfigError(f"--temperature {args.temperature} is not a positive number; use 1.0, for example")
     runs = [Path(run) for run in args.runs]
-    return {"stories": measure_stage(runs, show, steps=steps, n=n, ceiling=args.ceiling)}
+    return {"stories": measure_stage(runs, show, steps=steps, n=n, ceiling=args.ceiling, changes=changes)}
