@@ -411,6 +411,20 @@ def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
     return {"presets": listing}
 
 
+def report_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `report`."""
+    from rmdm.report.verb import flags
+
+    flags(parser)
+
+
+def run_report(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm report`: everything measured of some runs on one page."""
+    from rmdm.report.verb import run
+
+    return run(args, show)
+
+
 def presets_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `presets`."""
     parser.add_argument("name", nargs="?", help="print this preset in full, ready to be saved and edited")
@@ -425,6 +439,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb("train a model on prepared shards", True, train_flags, run_train),
     "eval": Verb("measure trained models", False, eval_flags, run_eval),
     "bench": Verb("measure speed and memory", False, bench_flags, run_bench),
+    "report": Verb("put everything measured of some runs on one page", False, report_flags, run_report),
     "sample": Verb("write text with a trained model", False, sample_flags, run_sample),
     "presets": Verb("list the presets, or print one", False, presets_flags, run_presets),
 }

@@ -1,0 +1,1 @@
+"""`rmdm report`: everything measured of some runs on one page."""

@@ -1,0 +1,236 @@
+"""Who is compared, with which settings, and how training and stage I went."""
+
+import base64
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rmdm.report.plots import Dots, Line, Plot, Point
+from rmdm.report.read import Arm, Row, parameters, settings
+from rmdm.report.table import NOTHING, Cell, Cells, Note, Part, Section, Table, count, escape, fixed, number, setting
+
+PICTURES = {
+    "umap.png": "UMAP of embeddings e and latents z_0 of the same rows",
+    "qq.png": "Quantiles and norms against N(0, I)",
+}
+MOST_PICTURE_BYTES = 4_000_000
+
+
+def name_cell(arm: Arm, label: str | None = None) -> Cell:
+    """An arm's name with its colour."""
+    return Cell(label or arm.label, arm=arm.index)
+
+
+def arms_section(arms: Sequence[Arm]) -> Section:
+    """One line a run."""
+    columns = [("", "arm"), ("", "kind"), ("", "parameters"), ("trained", "steps"), ("trained", "rows a step"),
+               ("trained", "tokens seen"), ("trained", "tokens/s"), ("data", "corpus"), ("data", "length")]  # fmt: skip
+    rows: list[Cells] = []
+    for arm in arms:
+        config = arm.config
+        step = arm.meta.get("step")
+        seen = step * config.train.batch * config.data.length if isinstance(step, int) else None
+        rates = [row["tokens_per_s"] for row in arm.training if isinstance(row.get("tokens_per_s"), int | float)]
+        rows.append([
+            name_cell(arm), kind_of(arm), size_of(parameters(arm)), count(step), count(config.train.batch),
+            size_of(seen), size_of(statistics.median(rates) if rates else None), config.data.name,
+            f"{config.data.length}, {config.data.layout}",
+        ])  # fmt: skip
+    notes = ["Tokens seen count PAD; tokens/s is the median over training, on the machine that trained."]
+    notes += [f"{arm.label}: {arm.config.description}." for arm in arms if arm.config.description]
+    parts: list[Part] = [Table("Arms", columns, rows, notes, labels=2)]
+    parts += [
+        Note(f"{arm.label}: {', '.join(arm.stale)} were measured on other weights than the run has now; measure again.")
+        for arm in arms
+        if arm.stale
+    ]
+    return Section("arms", "What is compared", "", [*parts, *settings_tables(arms)])
+
+
+def kind_of(arm: Arm) -> str:
+    """What an arm is, in a word or two."""
+    if arm.config.process != "rmdm":
+        return {"mdlm": "MDLM", "sedd": "SEDD", "ar": "AR"}[arm.config.process]
+    return "RMDM" if arm.has_text_latent else "independent z"
+
+
+def size_of(value: float | None) -> str:
+    """A large number with its unit."""
+    if value is None:
+        return NOTHING
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:g}"
+
+
+def settings_tables(arms: Sequence[Arm]) -> list[Part]:
+    """What differs between arms, then what they share, folded."""
+    own = [settings(arm) for arm in arms]
+    names = list(dict.fromkeys(name for values in own for name in values))
+    differ = [name for name in names if len({setting(values.get(name)) for values in own}) > 1]
+    shared: list[Cells] = [[name, setting(own[0].get(name))] for name in names if name not in differ]
+    parts: list[Part] = []
+    if len(arms) > 1:
+        lines: list[Cells] = [[name, *(setting(values.get(name)) for values in own)] for name in differ]
+        columns = [("", "setting"), *(("", arm.label) for arm in arms)]
+        table = Table("Settings that differ", columns, lines, [f"{len(shared)} other settings are the same."])
+        parts.append(table if lines else Note("The runs have the same settings."))
+    title = "Settings that all arms share" if len(arms) > 1 else "Settings"
+    return [*parts, Table(title, [("", "setting"), ("", "value")], shared, is_folded=True)]
+
+
+def training_section(arms: Sequence[Arm]) -> Section | None:
+    """Loss, and the figure on held-out rows, against steps."""
+    lines = [Line(arm.label, series(arm.training, "loss"), arm.index, has_markers=False) for arm in arms]
+    valid = [Line(arm.label, series(arm.training, "valid_nats"), arm.index) for arm in arms]
+    flow = [Line(arm.label, series(arm.flow_training, "loss"), arm.index, has_markers=False) for arm in arms]
+    parts: list[Part] = []
+    if any(line.points for line in lines):
+        parts.append(
+            Plot("Training loss", "step", "nats a token", clipped(lines), note="Mean of each log line's steps.")
+        )
+    if any(len(line.points) > 1 for line in valid):
+        note = "Bounds for masked diffusion; for RMDM given each row's own latent, which is no bound."
+        parts.append(Plot("Held-out rows while training", "step", "nats a token", clipped(valid), note=note))
+    if any(line.points for line in flow):
+        parts.append(Plot("Stage I: loss of the flow", "step", "loss", clipped(flow)))
+    rows: list[Cells] = []
+    for arm in arms:
+        last = [row for row in arm.training if "loss" in row][-1:]
+        held = [row for row in arm.training if "valid_nats" in row][-1:]
+        if last or held:
+            rows.append([
+                name_cell(arm), *(fixed(row["loss"], 4) for row in last or [{"loss": None}]),
+                *((fixed(row["valid_nats"], 4)) for row in held or [{"valid_nats": None}]),
+                count(held[0].get("valid_tokens") if held else None), count((last or held)[0]["step"]),
+            ])  # fmt: skip
+    if not rows:
+        return None
+    columns = [
+        ("", "arm"),
+        ("nats a token", "last loss"),
+        ("nats a token", "held-out"),
+        ("", "held-out tokens"),
+        ("", "step"),
+    ]
+    parts.append(Table("The end of training", columns, rows))
+    return Section("training", "Training", "", parts)
+
+
+def series(rows: Sequence[Row], key: str) -> list[Point]:
+    """A figure of the log against steps."""
+    return [Point(row["step"], row[key]) for row in rows if isinstance(row.get(key), int | float) and "step" in row]
+
+
+def clipped(lines: Sequence[Line]) -> list[Line]:
+    """Lines without the first moments of training, whose losses would flatten all the rest."""
+    longest = max((line.points[-1].x for line in lines if line.points), default=0)
+    cut = []
+    for line in lines:
+        kept = [point for point in line.points if point.x >= 0.03 * longest]
+        cut.append(Line(line.label, kept if len(kept) > 1 else line.points, line.arm, has_markers=line.has_markers))
+    return cut
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the run, kept inside the page."""
+
+    title: str
+    data: bytes
+
+    def to_html(self) -> str:
+        """The picture with its title."""
+        source = f"data:image/png;base64,{base64.b64encode(self.data).decode()}"
+        return f'<figure><figcaption>{escape(self.title)}</figcaption><img class=picture alt="{escape(self.title)}" src="{source}"></figure>'
+
+    def to_markdown(self) -> str:
+        """Nothing."""
+        return ""
+
+
+def latents_section(arms: Sequence[Arm]) -> Section | None:
+    """How Gaussian the latents are, and how close draws come to held-out embeddings."""
+    parts: list[Part] = []
+    for arm in arms:
+        if arm.latents is None:
+            continue
+        found: dict[str, Any] = arm.latents.get("latents") or {}
+        gated = arm.latents.get("gated")
+        if gated:
+            parts += [latents_dots(arm, found, gated), latents_table(arm, found)]
+        draws: dict[str, Any] = arm.latents.get("draws") or {}
+        if draws:
+            parts.append(draws_table(arm, draws))
+        parts += pictures(arm)
+    if not parts:
+        return None
+    lead = "Stage I turns embeddings into latents; the more they look like N(0, I), the more drawn latents are worth."
+    return Section("latents", "The latent", lead, parts)
+
+
+def latents_dots(arm: Arm, found: dict[str, Any], gated: str) -> Dots:
+    """W1 over its floor."""
+    rows = []
+    for name, g in found.items():
+        figures = [
+            ("axes, mean", g["w1_axes"]["mean_ratio"]), ("axes, worst", g["w1_axes"]["max_ratio"]),
+            ("slices, mean", g["w1_slices"]["mean_ratio"]), ("slices, worst", g["w1_slices"]["max_ratio"]),
+        ]  # fmt: skip
+        rows.append((name, arm.index if name == gated else None, figures))
+    note = "Distance W1 to N(0, 1) over that of true Gaussian draws of the same size: 1 is as good as sampling allows."
+    return Dots(f"{arm.label}: how Gaussian the latents are", "W1 over its floor", rows, 1.0, note=note)
+
+
+def latents_table(arm: Arm, found: dict[str, Any]) -> Table:
+    """What the gate looks at."""
+    columns = [("", "latent"), ("variance", "least"), ("variance", "largest"), ("W1 over floor", "slices"),
+               ("W1 over floor", "axes"), ("norm", "mean"), ("norm", "spread"), ("", "correlation of groups"),
+               ("", "told from N(0, I)"), ("R² of e from", "z_0"), ("R² of e from", "noisy")]  # fmt: skip
+    rows: list[Cells] = []
+    for name, g in found.items():
+        told, correlation, kept = g.get("classifier"), g.get("correlation"), g.get("recovery") or {}
+        rows.append([
+            name, fixed(g["moments"]["variance_min"], 2), fixed(g["moments"]["variance_max"], 2),
+            fixed(g["w1_slices"]["mean_ratio"], 2), fixed(g["w1_axes"]["mean_ratio"], 2),
+            fixed(g["norm"]["mean"], 2), fixed(g["norm"]["std"], 2),
+            fixed(correlation["same"] if correlation else None, 3),
+            Cell(fixed(told["value"], 3), f"±{told['stderr']:.3f}") if told else NOTHING,
+            fixed(kept.get("z0"), 3), fixed(kept.get("noisy"), 3),
+        ])  # fmt: skip
+    norm = next(iter(found.values()))["norm"]
+    assert arm.latents is not None
+    failures = arm.latents.get("gate") or []
+    verdict = f"The gate fails: {'; '.join(failures)}." if failures else f"The gate passes ({arm.latents['gated']})."
+    ideal = f"{count(arm.latents.get('rows'))} held-out rows; ideal norm {norm['ideal_mean']:.2f} with spread {norm['ideal_std']:.2f}"
+    told = "told from N(0, I): a classifier's accuracy with its standard error, 0.5 is best."
+    return Table(f"{arm.label}: latents", columns, rows, [f"{ideal}; {told}", verdict])
+
+
+def draws_table(arm: Arm, draws: dict[str, Any]) -> Table:
+    """Draws against held-out embeddings, by evaluations of the flow."""
+    columns = [("", "evaluations"), ("", "told from held-out e"), ("W1 over floor", "slices"), ("W1 over floor", "axes"),
+               ("nearest training row", "draws"), ("nearest training row", "held-out"), ("", "rows")]  # fmt: skip
+    rows: list[Cells] = [
+        [
+            name, Cell(fixed(d["classifier"]["value"], 3), f"±{d['classifier']['stderr']:.3f}"),
+            fixed(d["w1_slices"]["mean_ratio"], 2), fixed(d["w1_axes"]["mean_ratio"], 2),
+            number(d["nearest"]["draws"]), number(d["nearest"]["held_out"]), count(d["rows"]),
+        ]
+        for name, d in draws.items()
+    ]  # fmt: skip
+    note = "Draws much nearer to training rows than held-out rows are would be copies; 0.5 is the best accuracy."
+    return Table(f"{arm.label}: embeddings drawn by the flow", columns, rows, [note])
+
+
+def pictures(arm: Arm) -> list[Part]:
+    """What `rmdm latents` drew, if it did."""
+    out: list[Part] = []
+    for name, title in PICTURES.items():
+        path: Path = arm.run / "latents" / name
+        if path.is_file() and path.stat().st_size <= MOST_PICTURE_BYTES:
+            out.append(Picture(f"{arm.label}: {title}", path.read_bytes()))
+    return out

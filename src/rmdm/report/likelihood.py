@@ -1,0 +1,334 @@
+"""Perplexities with conditional and valid figures beside each other, other sets in bits per byte, and the gap."""
+
+from collections.abc import Sequence
+
+from rmdm.report.about import name_cell
+from rmdm.report.plots import Line, Plot, Point
+from rmdm.report.quality import spoken
+from rmdm.report.read import Arm, Row, tokenizer_id
+from rmdm.report.table import (
+    BEST, NOTHING, Cell, Cells, Note, Part, Section, Spread, Table, count, estimate, fixed, mark_best, number, plus_minus,
+)  # fmt: skip
+
+HELD_OUT, LAW = "valid", "true law"
+FIGURES = {
+    "own": "own bound or exact",
+    "conditional": "conditional, no bound",
+    "kl": "with the latent's KL",
+    "paper": "the same, paper's prior",
+    "prior": "latent drawn",
+    "family": "best of q_a",
+    "null": "without a latent",
+}
+"""Columns of the table: the paper's figure, and the bounds beside it."""
+
+
+def ppl_section(arms: Sequence[Arm]) -> Section | None:
+    """Held-out text, then other sets."""
+    known = [arm for arm in arms if arm.rows.get("ppl")]
+    if not known:
+        return None
+    parts: list[Part] = []
+    groups: dict[str, list[Arm]] = {}
+    for arm in known:
+        groups.setdefault(tokenizer_id(arm), []).append(arm)
+    if len(groups) > 1:
+        parts.append(
+            Note(
+                "The runs have different tokenizers. A token is not the same amount of text for all of them, so token "
+                "perplexities cannot be compared and are left out; bits per byte can be."
+            )
+        )
+        parts.append(bytes_table(known))
+    else:
+        parts += [table for pad in (None, "counted", "not counted") if (table := bounds_table(known, pad)) is not None]
+        if any(row["set"] != HELD_OUT for arm in known for row in arm.rows["ppl"]):
+            parts += zero_shot_tables(known)
+    parts.append(all_table(known, with_tokens=len(groups) == 1))
+    lead = (
+        "conditional_ppl is the paper's figure: the latent is made of the very text that is scored, so it bounds nothing. "
+        "The other columns are exact, or bounds on -log p(x), and can be compared with other models."
+    )
+    return Section("perplexity", "Perplexity", lead, parts)
+
+
+def column_of(row: Row) -> str | None:
+    """Which column of the table a figure belongs to."""
+    figure, tau = row["figure"], row.get("tau")
+    if figure in ("exact", "bound", "law"):
+        return "own"
+    if figure == "kl":
+        return "kl" if tau == 1 else "paper" if tau == "paper" else None
+    if figure in ("prior", "flow"):
+        return "prior" if tau in (None, 1) else None
+    return figure if figure in FIGURES else None
+
+
+def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
+    """A line an arm; a column a figure."""
+    lines: list[tuple[Cell, dict[str, Row]]] = []
+    laws: dict[str, Row] = {}
+    for arm in arms:
+        rows = [row for row in arm.of("ppl", set=HELD_OUT, pad=pad) if row["nats"] is not None]
+        found = {column: row for row in rows if row["arm"] != LAW and (column := column_of(row)) is not None}
+        laws |= {"own": row for row in rows if row["arm"] == LAW}
+        if found:
+            lines.append((name_cell(arm), found))
+    if not lines:
+        return None
+    used = [column for column in FIGURES if any(column in found for _, found in lines)]
+    cells = [[_ppl(found.get(column)) for column in used] for _, found in lines]
+    best = [_comparable(found) for _, found in lines]
+    marked = mark_best([Cell("") for _ in lines], [None if row is None else _spread(row) for row in best])
+    rows_of: list[Cells] = []
+    for (label, found), line, row, mark in zip(lines, cells, best, marked, strict=True):
+        own = _ppl(row)
+        bits = fixed(row["bits_per_byte"], 4) if row is not None else NOTHING
+        rows_of.append([label, Cell(own.text, own.range, mark.is_best, is_quiet=own.is_quiet), bits, *line])
+    if laws:
+        law = laws["own"]
+        rows_of.append(
+            [Cell("the true law", is_quiet=True), _ppl(law), fixed(law["bits_per_byte"], 4), *[NOTHING] * len(used)]
+        )
+    valid = "bound or exact" if pad != "not counted" else "text's share"
+    columns = [
+        ("", "arm"),
+        ("to compare", valid),
+        ("to compare", "bits/byte"),
+        *(("perplexity of each kind", FIGURES[column]) for column in used),
+    ]
+    first = [row for _, found in lines for row in found.values()]
+    where = {None: "", "counted": ", PAD counted", "not counted": ", PAD not counted"}[pad]
+    notes = [
+        f"{spoken(first, 'source')}; {spoken(first, 'rows')} rows, {spoken(first, 'draws')} draws a row, 95% over rows; "
+        f"{spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}. {BEST}",
+        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the best of q_a (a chosen on other rows), else the least "
+        "of KL and drawn latent at τ = 1.",
+    ]
+    if pad == "not counted":
+        notes.append(
+            "Without PAD these are the text's share of the bound on text and PAD, as others report it; not themselves bounds."
+        )
+    return Table(f"Held-out perplexity{where} (the paper's Table 1)", columns, rows_of, notes)
+
+
+def _ppl(row: Row | None) -> Cell:
+    if row is None or row["ppl"] is None:
+        return Cell(NOTHING, is_quiet=True)
+    return estimate(row["ppl"], row["ppl_low"], row["ppl_high"], lambda value: number(value, 4))
+
+
+def _spread(row: Row) -> Spread:
+    return row["ppl"], row["ppl_low"], row["ppl_high"]
+
+
+def _comparable(found: dict[str, Row]) -> Row | None:
+    """The figure to compare arms by."""
+    for column in ("own", "family"):
+        if column in found:
+            return found[column]
+    bounds = [found[column] for column in ("kl", "prior") if column in found]
+    return min(bounds, key=lambda row: row["nats"]) if bounds else None
+
+
+def figures_of(arm: Arm, name: str) -> tuple[Row | None, Row | None]:
+    """(to compare, conditional) of a set, PAD counted where it can be."""
+    for pad in (None, "counted", "not counted"):
+        rows = [row for row in arm.of("ppl", set=name, pad=pad) if row["nats"] is not None and row["arm"] != LAW]
+        found = {column: row for row in rows if (column := column_of(row)) is not None}
+        if found:
+            return _comparable(found), found.get("conditional")
+    return None, None
+
+
+def sets_of(arms: Sequence[Arm]) -> list[str]:
+    """Every set some arm was measured on, held-out text first."""
+    names = list(dict.fromkeys(row["set"] for arm in arms for row in arm.rows["ppl"]))
+    return sorted(names, key=lambda name: name != HELD_OUT)
+
+
+def zero_shot_tables(arms: Sequence[Arm]) -> list[Part]:
+    """Other sets: token perplexity, and bits per byte."""
+    names = [name for name in sets_of(arms) if name != HELD_OUT]
+    columns = [("", "set")]
+    for arm in arms:
+        columns.append((arm.label, "bound or exact"))
+        if any(figures_of(arm, name)[1] is not None for name in names):
+            columns.append((arm.label, "conditional, no bound"))
+    rows: list[Cells] = []
+    for name in names:
+        found = [figures_of(arm, name) for arm in arms]
+        marked = mark_best([_ppl(own) for own, _ in found], [None if own is None else _spread(own) for own, _ in found])
+        line: Cells = [name]
+        for arm, cell, (_, conditional) in zip(arms, marked, found, strict=True):
+            line.append(cell)
+            if (arm.label, "conditional, no bound") in columns:
+                line.append(_ppl(conditional))
+        rows.append(line)
+    every = [row for arm in arms for row in arm.rows["ppl"] if row["set"] != HELD_OUT]
+    note = f"95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}. {BEST}"
+    return [Table("Zero-shot perplexity (the paper's Table 3)", columns, rows, [note]), bytes_table(arms)]
+
+
+def bytes_table(arms: Sequence[Arm]) -> Table:
+    """Bits per byte of every set."""
+    rows: list[Cells] = []
+    lossy = {arm.label: row["lossy"] for arm in arms for row in arm.rows["ppl"] if row.get("lossy")}
+    for name in sets_of(arms):
+        found = [figures_of(arm, name)[0] for arm in arms]
+        cells = [_bits(row, is_lossy=arm.label in lossy) for arm, row in zip(arms, found, strict=True)]
+        spreads = [
+            None if row is None or arm.label in lossy else _bits_spread(row)
+            for arm, row in zip(arms, found, strict=True)
+        ]
+        rows.append([HELD_OUT_NAME if name == HELD_OUT else name, *mark_best(cells, spreads)])
+    notes = [f"Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over rows. {BEST}"]
+    notes += [f"* {label}: not comparable, {why}." for label, why in lossy.items()]
+    if len({arm.config.data.name for arm in arms}) > 1:
+        notes.append(
+            "Held-out text is each run's own, and the runs have different corpora: that line does not compare them."
+        )
+    return Table("Bits per byte", [("", "set"), *(("", arm.label) for arm in arms)], rows, notes)
+
+
+HELD_OUT_NAME = "held-out text"
+
+
+def _bits(row: Row | None, *, is_lossy: bool) -> Cell:
+    if row is None or row["bits_per_byte"] is None:
+        return Cell(NOTHING, is_quiet=True)
+    value, low, high = _bits_spread(row)
+    cell = estimate(value, low, high, lambda one: fixed(one, 3))
+    return Cell(cell.text + "*" * is_lossy, cell.range, is_quiet=is_lossy)
+
+
+def _bits_spread(row: Row) -> Spread:
+    value, error = row["bits_per_byte"], row.get("error")
+    half = None if error is None or not row["nats"] else 1.96 * error * value / row["nats"]
+    return value, None if half is None else value - half, None if half is None else value + half
+
+
+WHAT = {
+    "exact": "exact", "bound": "bound", "conditional": "conditional_ppl: its own latent", "kl": "with the latent's KL",
+    "prior": "latent from the prior", "flow": "latent from the flow", "family": "best of q_a", "null": "without a latent",
+    "law": "the true law",
+}  # fmt: skip
+
+
+def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
+    """Every figure that was taken."""
+    tokens = [("nats a token", "mean"), ("nats a token", "± draws"), ("nats a token", "KL"), ("", "perplexity")]
+    columns = [("", "arm"), ("", "set"), ("", "figure"), ("", "kind"), ("", "PAD"), *(tokens if with_tokens else []), ("", "bits/byte"), ("", "rows"), ("", "tokens")]  # fmt: skip
+    rows: list[Cells] = []
+    notes: list[str] = []
+    seen: set[tuple[str, str | None]] = set()
+    for arm in arms:
+        for row in arm.rows["ppl"]:
+            is_law = row["arm"] == LAW
+            if is_law and (row["set"], row["pad"]) in seen:
+                continue
+            if is_law:
+                seen.add((row["set"], row["pad"]))
+            what = WHAT.get(row["figure"], row["figure"])
+            what += f", τ {row['tau']}" if row.get("tau") is not None else ""
+            what += f", a = {row['a']:g}" if row.get("a") is not None else ""
+            error = row.get("error")
+            own: Cells = [
+                plus_minus(row["nats"], None if error is None else 1.96 * error, 4), fixed(row.get("draw_error"), 4), fixed(row.get("kl"), 4), _ppl(row),
+            ]  # fmt: skip
+            label = Cell("the true law", is_quiet=True) if is_law else name_cell(arm)
+            rows.append([
+                label, row["set"], what, row["kind"], row.get("pad") or NOTHING, *(own if with_tokens else []),
+                fixed(row.get("bits_per_byte"), 4), f"{count(row['rows'])} of {count(row.get('set_rows'))}", count(row.get("tokens")),
+            ])  # fmt: skip
+            if row.get("note") and row["note"] not in notes:
+                notes.append(row["note"])
+    head = (
+        "nats ± 95% over rows; ± draws: standard error of the draws of masks and latents alone." if with_tokens else ""
+    )
+    return Table(
+        "All figures of likelihood", columns, rows, [note for note in (head, *notes) if note], is_folded=True, labels=5
+    )
+
+
+def gap_section(arms: Sequence[Arm]) -> Section | None:
+    """T(x_M | x_U) against the size of the block."""
+    known = [arm for arm in arms if arm.rows.get("gap")]
+    if not known:
+        return None
+    parts: list[Part] = []
+    for name in dict.fromkeys(row["set"] for arm in known for row in arm.rows["gap"]):
+        parts += gap_parts(known, name)
+    lead = (
+        "What is lost, in nats, by writing a block of tokens at once instead of one after another, all other tokens given. "
+        "Exact figures apart, it is each model's own estimate: its prediction errors are in it, and it may be negative."
+    )
+    return Section("gap", "The conditional dependency gap", lead, parts)
+
+
+def gap_parts(arms: Sequence[Arm], name: str) -> list[Part]:
+    """Plots of the gap and of what the latent changes, and the table."""
+    lines: list[Line] = []
+    changes: list[Line] = []
+    body: list[Cells] = []
+    exact: dict[int, Row] = {}
+    sizes = sorted({row["block"] for arm in arms for row in arm.of("gap", set=name) if row["block"] is not None})
+    notes: list[str] = []
+    for arm in arms:
+        rows = arm.of("gap", set=name)
+        for given in dict.fromkeys(row["given"] for row in rows):
+            own = {row["block"]: row for row in rows if row["given"] == given and row["gap"] is not None}
+            notes += [
+                f"{arm.label}, {given}: {row['note']}." for row in rows if row["given"] == given and row.get("note")
+            ]
+            if given == "exact law":
+                exact |= own
+                continue
+            points = [Point(size, row["gap"], row["low"], row["high"]) for size, row in own.items()]
+            if given == "change":
+                changes.append(Line(arm.label, points, arm.index))
+            else:
+                lines.append(Line(f"{arm.label}, {given}", points, arm.index, is_dashed=given == "with z"))
+            body.append(
+                [
+                    name_cell(arm),
+                    "ΔT: without less with z" if given == "change" else given,
+                    *(_gap(own.get(size)) for size in sizes),
+                ]
+            )
+    if exact:
+        lines.append(
+            Line("exact law", [Point(size, row["gap"], row["low"], row["high"]) for size, row in exact.items()], None)
+        )
+        body.append([Cell("the true law", is_quiet=True), "exact", *(_gap(exact.get(size)) for size in sizes)])
+    where = "held-out text" if name == HELD_OUT else name
+    every = [row for arm in arms for row in arm.of("gap", set=name)]
+    about = f"{spoken(every, 'source')}; up to {count(max(row['rows'] or 0 for row in every))} rows, {spoken(every, 'orders')} orders; 95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}."
+    parts: list[Part] = [
+        Plot(
+            f"Gap against block size, {where}",
+            "tokens in the block",
+            "T(x_M | x_U), nats",
+            lines,
+            x_scale="log2",
+            note="Bands: 95% over rows. Hollow: with z.",
+        )
+    ]
+    if changes:
+        note = "ΔT of Proposition 1, row by row: above 0 the latent explains what tokens share."
+        parts.append(
+            Plot(f"What z takes away, {where}", "tokens in the block", "ΔT, nats", changes, x_scale="log2", note=note)
+        )
+    columns = [
+        ("", "arm"),
+        ("", "given"),
+        *(("T(x_M | x_U) in nats, by tokens in the block", str(size)) for size in sizes),
+    ]
+    parts.append(Table(f"The gap on {where}", columns, body, [about, *notes], labels=2))
+    return parts
+
+
+def _gap(row: Row | None) -> Cell:
+    if row is None:
+        return Cell(NOTHING, is_quiet=True)
+    return plus_minus(row["gap"], None if row["error"] is None else 1.96 * row["error"], 3)

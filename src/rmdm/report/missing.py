@@ -1,0 +1,79 @@
+"""What a report could say and does not, with the command that would change it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rmdm.report.read import Arm
+from rmdm.report.table import escape
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Lines of (what, command)."""
+
+    lines: Sequence[tuple[str, str]]
+
+    def to_html(self) -> str:
+        """A list with commands to copy."""
+        items = "".join(f"<li>{escape(what)}<pre>{escape(command)}</pre></li>" for what, command in self.lines)
+        return f"<ul class=missing>{items}</ul>"
+
+    def to_markdown(self) -> str:
+        """The same."""
+        return "\n".join(f"- {what}\n\n      {command}" for what, command in self.lines)
+
+
+def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Every gap of the report, in the report's order."""
+    from rmdm.cli import VERBS
+
+    stories, texts = [arm for arm in arms if arm.is_story], [arm for arm in arms if not arm.is_story]
+    masked = [arm for arm in arms if not arm.is_causal]
+    lines: list[tuple[str, str]] = []
+
+    def ask(what: str, verb: str, group: Iterable[Arm], has: Callable[[Arm], object], flags: str = "") -> None:
+        """Name the arms of a group that have not been measured."""
+        lacking = [arm for arm in group if not has(arm)]
+        if lacking:
+            some = f" ({', '.join(arm.label for arm in lacking)})" if len(lacking) < len(arms) else ""
+            lines.append((what + some, f"rmdm {verb} {' '.join(str(arm.run) for arm in lacking)}{flags}"))
+
+    def other_sets(arm: Arm) -> bool:
+        return any(row["set"] != "valid" for row in arm.rows.get("ppl", []))
+
+    ask("Shares of grammatical and consistent stories", "eval stories", stories, lambda arm: arm.rows.get("stories"))
+    ask("GenPPL with entropy against steps", "eval gen", texts, lambda arm: arm.rows.get("gen"))
+    scored = [arm for arm in texts if arm.rows.get("gen") and not arm.is_causal]
+    temperatures = " --temperatures 0.8,0.9,1,1.1"
+    ask("GenPPL at equal entropy", "eval gen", scored, lambda arm: arm.of("gen", row="matched"), temperatures)
+    ask("Texts side by side: drawing them here would take long", "eval gen", without_texts, lambda _: False)
+    if "bench" in VERBS:
+        ask("Throughput, and the speed-up at matched quality", "bench sample", arms, lambda arm: arm.rows.get("bench"))
+    ask("Perplexity of held-out text, with valid bounds", "eval ppl", arms, lambda arm: arm.of("ppl", set="valid"))
+    sets = " --data wikitext,lm1b,lambada,agnews,pubmed,arxiv"
+    ask("Zero-shot perplexity and bits per byte", "eval ppl", texts, other_sets, sets)
+    ask("The conditional dependency gap", "eval gap", masked, lambda arm: arm.rows.get("gap"))
+    if not any(arm.config.process == "rmdm" and arm.config.latent.independent for arm in arms):
+        lines += independent_arm(arms)
+    judged = " --steps 16,64,256 --judge deepseek-v4-flash --judge gemini-3.1-flash-lite"
+    ask("Scores by judges", "eval judge", texts, lambda arm: arm.rows.get("judge"), judged)
+    for arm in arms:
+        own = arm.has_text_latent and arm.config.latent.flow is None
+        ask(
+            "How Gaussian the latents are, and how close draws come",
+            "latents",
+            [arm] if own else [],
+            lambda arm: arm.latents,
+        )
+    return lines
+
+
+def independent_arm(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """The preset that would be the control of an RMDM arm, if there is one."""
+    from rmdm.config import preset_names
+
+    for arm in arms:
+        name = f"{arm.config.name.removesuffix('-rmdm')}-indep"
+        if arm.has_text_latent and name in preset_names():
+            return [("The control with an independent z", f"rmdm run {name} --out {arm.run.parent / name}")]
+    return []

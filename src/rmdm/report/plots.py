@@ -1,0 +1,346 @@
+"""Plots as inline SVG: colours and fonts come from the page's style sheet, so that they follow light, dark and print.
+
+Lines have markers of different shapes, for readers who cannot tell the colours apart; a marker's title says its figure.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rmdm.report.table import escape, number
+
+WIDTH, HEIGHT = 480, 310
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 46
+TICKS = 5
+MOST_POINTS = 160
+"""Longer lines are thinned: a page is no place for every step."""
+
+ScaleName = Literal["linear", "log", "log2"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place on a line with its interval."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a plot; `arm` gives its colour and marker, None is grey."""
+
+    label: str
+    points: Sequence[Point]
+    arm: int | None = None
+    is_dashed: bool = False
+    has_markers: bool = True
+    is_joined: bool = True
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line at a figure that does not depend on x: real text, the truth."""
+
+    label: str
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over one pair of axes."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    levels: Sequence[Level] = ()
+    x_scale: ScaleName = "linear"
+    y_scale: ScaleName = "linear"
+    y_from: float | None = None
+    y_to: float | None = None
+    note: str = ""
+
+    def to_html(self) -> str:
+        """A figure with its legend and note."""
+        key = "".join(_key(line) for line in self.lines if line.points)
+        key += "".join(f'<li><span class="key level"></span>{escape(level.label)}</li>' for level in self.levels)
+        note = f"<p class=note>{escape(self.note)}</p>" if self.note else ""
+        return f"<figure><figcaption>{escape(self.title)}</figcaption><ul class=legend>{key}</ul>{self.svg()}{note}</figure>"
+
+    def to_markdown(self) -> str:
+        """Nothing: the tables hold the same figures."""
+        return ""
+
+    def svg(self) -> str:
+        """The drawing alone."""
+        points = [point for line in self.lines for point in line.points]
+        ys = [y for point in points for y in (point.y, point.low, point.high) if y is not None]
+        ys += [level.y for level in self.levels]
+        ys += [y for y in (self.y_from, self.y_to) if y is not None]
+        across = Scale.around([point.x for point in points], self.x_scale, LEFT, WIDTH - RIGHT)
+        up = Scale.around(ys, self.y_scale, HEIGHT - BOTTOM, TOP, pad=0.06)
+        up = up.within(self.y_from, self.y_to)
+        parts = [*_axes(across, up, self.x, self.y)]
+        parts += [_level(level, up) for level in self.levels]
+        parts += [_band(line, across, up) for line in self.lines]
+        parts += [_stroke(line, across, up) for line in self.lines]
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">{"".join(parts)}</svg>'
+        )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From figures to places on the page."""
+
+    name: ScaleName
+    low: float
+    high: float
+    first: float
+    last: float
+
+    @staticmethod
+    def around(values: Iterable[float], name: ScaleName, first: float, last: float, pad: float = 0.03) -> "Scale":
+        """A scale that holds the values with some room about them."""
+        kept = [value for value in values if math.isfinite(value) and (name == "linear" or value > 0)]
+        low, high = (min(kept), max(kept)) if kept else (1.0, 2.0)
+        a, b = _unit(name, low), _unit(name, high)
+        if b - a < 1e-9:
+            a, b = a - 0.5 * max(1.0, abs(a)) * 0.1, b + 0.5 * max(1.0, abs(b)) * 0.1
+        room = pad * (b - a)
+        return Scale(name, _figure(name, a - room), _figure(name, b + room), first, last)
+
+    def within(self, low: float | None, high: float | None) -> "Scale":
+        """The same with its ends where they must be."""
+        new_low = self.low if low is None else low
+        new_high = self.high if high is None else max(high, new_low + 1e-9)
+        return Scale(self.name, new_low, new_high, self.first, self.last)
+
+    def at(self, value: float) -> float:
+        """The place of a figure, at the edge where it lies outside."""
+        low, high = _unit(self.name, self.low), _unit(self.name, self.high)
+        value = self.low if self.name != "linear" and value <= 0 else value
+        share = min(1.0, max(0.0, (_unit(self.name, value) - low) / (high - low)))
+        return self.first + share * (self.last - self.first)
+
+    def ticks(self) -> list[float]:
+        """Round figures to write at the axis."""
+        if self.name == "log2":
+            return _powers(2, self.low, self.high, 8)
+        if self.name == "log" and self.high / self.low >= 30:
+            tens = _powers(10, self.low, self.high, TICKS)
+            return (
+                tens
+                if len(tens) > 2
+                else sorted(
+                    factor * 10.0**k
+                    for k in range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+                    for factor in (1, 3)
+                    if self.low <= factor * 10.0**k <= self.high
+                )
+            )
+        return _round_steps(self.low, self.high)
+
+
+def _unit(name: ScaleName, value: float) -> float:
+    return value if name == "linear" else math.log(value)
+
+
+def _figure(name: ScaleName, unit: float) -> float:
+    return unit if name == "linear" else math.exp(unit)
+
+
+def _powers(base: int, low: float, high: float, most: int) -> list[float]:
+    """Powers of a base in a range, every second or third where they are many."""
+    first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
+    stride = max(1, math.ceil((last - first + 1) / most))
+    return [float(base) ** k for k in range(first, last + 1, stride)]
+
+
+def _round_steps(low: float, high: float) -> list[float]:
+    rough = (high - low) / TICKS
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _axes(across: Scale, up: Scale, x: str, y: str) -> Iterable[str]:
+    bottom = HEIGHT - BOTTOM
+    ticks = up.ticks()
+    say = _labels(ticks, up.name)
+    for tick in ticks:
+        at = up.at(tick)
+        yield f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>'
+        yield f'<text class="tick" x="{LEFT - 7}" y="{at + 4:.1f}" text-anchor="end">{say(tick)}</text>'
+    ticks = across.ticks()
+    say = _labels(ticks, across.name)
+    for tick in ticks:
+        at = across.at(tick)
+        yield f'<path class="axis" d="M{at:.1f} {bottom}v4"/>'
+        yield f'<text class="tick" x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{say(tick)}</text>'
+    yield f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>'
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    yield f'<text class="name" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>'
+    height = (TOP + bottom) / 2
+    yield (
+        f'<text class="name" transform="translate(13 {height:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
+    )
+
+
+def _labels(ticks: Sequence[float], name: ScaleName) -> Callable[[float], str]:
+    """How to write ticks: all with as many decimals as the finest of them needs."""
+    if name != "linear":
+        return lambda tick: f"{tick:,.0f}" if 1 <= tick < 1e6 else f"{tick:g}"
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
+    places = max(0, -math.floor(math.log10(step) + 1e-9))
+    most = max((abs(tick) for tick in ticks), default=0.0)
+    if most >= 1e6:
+        return lambda tick: f"{tick / 1e6:g}M"
+    if most >= 1e4:
+        return lambda tick: f"{tick / 1e3:g}K"
+    return lambda tick: f"{tick + 0.0:.{places}f}"
+
+
+def _level(level: Level, up: Scale) -> str:
+    band = ""
+    if level.low is not None and level.high is not None:
+        top, bottom = up.at(level.high), up.at(level.low)
+        band = f'<rect class="band level" x="{LEFT}" y="{top:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - top:.1f}"/>'
+    title = f"<title>{escape(level.label)}: {number(level.y, 4)}</title>"
+    return f'{band}<path class="line level" d="M{LEFT} {up.at(level.y):.1f}H{WIDTH - RIGHT}">{title}</path>'
+
+
+def _band(line: Line, across: Scale, up: Scale) -> str:
+    """The intervals: an area along a line, or a whisker a point where points are not joined."""
+    known = [
+        (point, point.low, point.high) for point in line.points if point.low is not None and point.high is not None
+    ]
+    colour = _colour(line.arm)
+    if not line.is_joined:
+        return "".join(
+            f'<path class="whisker {colour}" d="M{across.at(p.x):.1f} {up.at(low):.1f}V{up.at(high):.1f}"/>'
+            for p, low, high in known
+        )
+    if len(known) < 2:
+        return ""
+    there = [f"{across.at(p.x):.1f} {up.at(high):.1f}" for p, _, high in known]
+    back = [f"{across.at(p.x):.1f} {up.at(low):.1f}" for p, low, _ in reversed(known)]
+    return f'<path class="band {colour}" d="M{"L".join([*there, *back])}Z"/>'
+
+
+def _stroke(line: Line, across: Scale, up: Scale) -> str:
+    points = _thinned([point for point in line.points if math.isfinite(point.y)])
+    if not points:
+        return ""
+    colour, places = _colour(line.arm), [(across.at(p.x), up.at(p.y)) for p in points]
+    out = ""
+    if line.is_joined:
+        dashed = " dashed" if line.is_dashed else ""
+        out += f'<path class="line {colour}{dashed}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>'
+    if line.has_markers:
+        for point, (x, y) in zip(points, places, strict=True):
+            title = f"{line.label}: {number(point.y, 4)} at {number(point.x, 4)}"
+            if point.low is not None and point.high is not None:
+                title += f" ({number(point.low, 4)} to {number(point.high, 4)})"
+            hollow = " hollow" if line.is_dashed else ""
+            out += f'<path class="mark {colour}{hollow}" d="{_marker(line.arm, x, y)}"><title>{escape(title)}</title></path>'
+    return out
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    if len(points) <= MOST_POINTS:
+        return points
+    return [points[round(k * (len(points) - 1) / (MOST_POINTS - 1))] for k in range(MOST_POINTS)]
+
+
+def _marker(arm: int | None, x: float, y: float, r: float = 4.0) -> str:
+    """A circle, square, diamond or triangle."""
+    kind = (arm or 0) % 4
+    if kind == 0:
+        return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
+    corners = {
+        1: [(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)],
+        2: [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
+        3: [(0, -1.2), (1.15, 0.85), (-1.15, 0.85)],
+    }[kind]
+    return "M" + "L".join(f"{x + r * dx:.1f} {y + r * dy:.1f}" for dx, dy in corners) + "Z"
+
+
+def _colour(arm: int | None) -> str:
+    return "level" if arm is None else f"a{arm % 8}"
+
+
+def _key(line: Line) -> str:
+    """A line's entry in the legend."""
+    colour = _colour(line.arm)
+    dashed, hollow = (" dashed", " hollow") if line.is_dashed else ("", "")
+    stroke = f'<path class="line {colour}{dashed}" d="M1 7H25"/>' if line.is_joined else ""
+    mark = f'<path class="mark {colour}{hollow}" d="{_marker(line.arm, 13, 7)}"/>' if line.has_markers else ""
+    return f'<li><svg class=key viewBox="0 0 26 14" aria-hidden="true">{stroke}{mark}</svg>{escape(line.label)}</li>'
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Named rows with figures side by side on one axis: for latents, whose figures have a best value."""
+
+    title: str
+    x: str
+    rows: Sequence[tuple[str, int | None, Sequence[tuple[str, float]]]]
+    """(label, arm, [(what, figure), ...])."""
+    best: float
+    x_scale: ScaleName = "log"
+    note: str = ""
+
+    def to_html(self) -> str:
+        """A figure; first figures are filled, second ones hollow."""
+        names = list(dict.fromkeys(what for _, _, figures in self.rows for what, _ in figures))
+        key = "".join(
+            f'<li><svg class=key viewBox="0 0 14 14" aria-hidden="true"><path class="mark level{" hollow" * (k % 2)}" '
+            f'd="{_marker(k // 2, 7, 7)}"/></svg>{escape(what)}</li>'
+            for k, what in enumerate(names)
+        )
+        note = f"<p class=note>{escape(self.note)}</p>" if self.note else ""
+        return f"<figure><figcaption>{escape(self.title)}</figcaption><ul class=legend>{key}</ul>{self.svg(names)}{note}</figure>"
+
+    def to_markdown(self) -> str:
+        """Nothing: the tables hold the same figures."""
+        return ""
+
+    def svg(self, names: Sequence[str]) -> str:
+        """The drawing alone: a label above each row."""
+        pitch, bottom = 40, 46
+        height = TOP + pitch * len(self.rows) + bottom
+        values = [self.best, *(value for _, _, figures in self.rows for _, value in figures)]
+        across = Scale.around(values, self.x_scale, LEFT - 40, WIDTH - RIGHT, pad=0.04)
+        floor = height - bottom
+        parts = [f'<path class="line level" d="M{across.at(self.best):.1f} {TOP}V{floor}"/>']
+        ticks = across.ticks()
+        say = _labels(ticks, across.name)
+        for tick in ticks:
+            at = across.at(tick)
+            parts.append(f'<path class="axis" d="M{at:.1f} {floor}v4"/>')
+            parts.append(f'<text class="tick" x="{at:.1f}" y="{floor + 18}" text-anchor="middle">{say(tick)}</text>')
+        parts.append(f'<path class="axis" d="M{LEFT - 40} {floor}H{WIDTH - RIGHT}"/>')
+        parts.append(
+            f'<text class="name" x="{WIDTH / 2}" y="{height - 8}" text-anchor="middle">{escape(self.x)}</text>'
+        )
+        for k, (label, arm, figures) in enumerate(self.rows):
+            y = TOP + pitch * k + 30
+            parts.append(f'<text class="row" x="{LEFT - 40}" y="{y - 13}">{escape(label)}</text>')
+            parts.append(f'<path class="grid" d="M{LEFT - 40} {y}H{WIDTH - RIGHT}"/>')
+            for what, value in figures:
+                place = names.index(what)
+                title = f"<title>{escape(label)}, {escape(what)}: {number(value, 4)}</title>"
+                hollow = " hollow" if place % 2 else ""
+                mark = _marker(place // 2, across.at(value), y)
+                parts.append(f'<path class="mark {_colour(arm)}{hollow}" d="{mark}">{title}</path>')
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(self.title)}">{"".join(parts)}</svg>'
+        )

@@ -1,0 +1,232 @@
+"""What there is to report of some runs: settings, training figures, and everything measured, as far as it is there.
+
+RUN/config.yaml, RUN/metrics.jsonl, RUN/flow/metrics.jsonl, RUN/latents/report.json and RUN/eval/KIND[-SET].json are
+read as they are; a missing or damaged file is a section without that run, and never an error.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rmdm
+from rmdm.config import ADAPTER, Config, decode, load_config
+from rmdm.errors import CheckpointError, ConfigError
+
+Row = dict[str, Any]
+KINDS = ("stories", "ppl", "gen", "judge", "gap", "bench")
+
+
+@dataclass
+class Arm:
+    """One run: its place among the others, its settings, and what was measured of it."""
+
+    index: int
+    """Its colour and marker."""
+    label: str
+    run: Path
+    config: Config
+    model: Path | None
+    """The release that figures are about; None where only figures are left."""
+    meta: Row
+    """What model.json says."""
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    """Rows of each kind."""
+    stale: list[str] = field(default_factory=list)
+    """Files about other weights than the run has now."""
+    training: list[Row] = field(default_factory=list)
+    flow_training: list[Row] = field(default_factory=list)
+    latents: Row | None = None
+
+    @property
+    def is_story(self) -> bool:
+        """Whether it writes storyworld's stories, which have an exact measure."""
+        return self.config.data.storyworld is not None and self.config.data.path is None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it writes one token after another."""
+        return self.config.process == "ar"
+
+    @property
+    def has_text_latent(self) -> bool:
+        """Whether it is an RMDM whose latents come from text."""
+        return self.config.process == "rmdm" and not self.config.latent.independent
+
+    def of(self, kind: str, **wanted: Any) -> list[Row]:
+        """Rows of a kind that have the wanted values."""
+        return [row for row in self.rows.get(kind, []) if all(row.get(key) == value for key, value in wanted.items())]
+
+
+def read_arms(runs: Sequence[Path]) -> list[Arm]:
+    """Every run once, in the order they were named."""
+    folders = list(dict.fromkeys(run.resolve() for run in runs))
+    if len(folders) < len(runs):
+        raise ConfigError("a run is named twice; name each run once")
+    arms = [read_arm(index, run) for index, run in enumerate(runs)]
+    for arm, label in zip(arms, labels([arm.config.name for arm in arms], runs), strict=True):
+        arm.label = label
+    return arms
+
+
+def labels(names: Sequence[str], runs: Sequence[Path]) -> list[str]:
+    """Names of arms, with as much of the run as tells two of one name apart."""
+    same = [[run for name, run in zip(names, runs, strict=True) if name == own] for own in names]
+    out = []
+    for name, run, others in zip(names, runs, same, strict=True):
+        folder = run.name if len({other.name for other in others}) == len(others) else str(run)
+        out.append(name if len(others) == 1 else f"{name} ({folder})")
+    return out
+
+
+def read_arm(index: int, run: Path) -> Arm:
+    """Everything about one run."""
+    if not run.is_dir():
+        raise ConfigError(f"{run} does not exist; give run directories, such as those under runs/")
+    model = find_release(run)
+    meta = read_object(model / "model.json") if model is not None else {}
+    if (run / "config.yaml").is_file():
+        config = load_config(run)
+    elif "config" in meta:
+        config = decode(meta["config"], str(run))
+    else:
+        raise ConfigError(f"{run} holds neither config.yaml nor model.json, so it is no run; give a run directory")
+    arm = Arm(index, config.name, run, config, model, meta)
+    weights = signature(model)
+    for kind in KINDS:
+        for path in sorted([run / "eval" / f"{kind}.json", *(run / "eval").glob(f"{kind}-*.json")]):
+            saved = read_object(path)
+            found = [row for row in saved.get("rows", []) if isinstance(row, dict)]
+            if path.name == "judge-texts.json" or not found:
+                continue
+            arm.rows.setdefault(kind, []).extend(found)
+            measured = saved.get("asked", {}).get("weights")
+            if weights is not None and measured is not None and measured != weights:
+                arm.stale.append(f"eval/{path.name}")
+    arm.training = read_lines(run / "metrics.jsonl")
+    arm.flow_training = read_lines(run / "flow" / "metrics.jsonl")
+    arm.latents = read_object(run / "latents" / "report.json") or None
+    return arm
+
+
+def find_release(run: Path) -> Path | None:
+    """The folder of the run's newest model, if it has one."""
+    from rmdm.hub import find_model
+
+    try:
+        return find_model(run)
+    except CheckpointError:
+        return None
+
+
+def signature(model: Path | None) -> list[int] | None:
+    """What tells the weights from others."""
+    from rmdm.training.checkpoint import file_signature
+
+    if model is None or not (model / "model.safetensors").is_file():
+        return None
+    return file_signature(model / "model.safetensors")
+
+
+def read_object(path: Path) -> Row:
+    """A JSON object; empty where there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_lines(path: Path) -> list[Row]:
+    """JSON objects, one a line; torn lines are left out."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def parameters(arm: Arm) -> int | None:
+    """Numbers in the model's weights, from the header of its file."""
+    if arm.model is None:
+        return None
+    try:
+        with open(arm.model / "model.safetensors", "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        return None
+    total = 0
+    for shape in shapes:
+        size = 1
+        for side in shape:
+            size *= side
+        total += size
+    return total
+
+
+def tokenizer_id(arm: Arm) -> str:
+    """What two runs share if their tokens are the same: the tokenizer's file, else the name in its figures."""
+    if arm.model is not None:
+        try:
+            return hashlib.sha256((arm.model / "tokenizer" / "tokenizer.json").read_bytes()).hexdigest()
+        except OSError:
+            pass
+    names = {row["tokenizer"] for row in arm.of("ppl") if row.get("tokenizer")}
+    if names:
+        return ", ".join(sorted(names))
+    tokenizer = arm.config.data.tokenizer
+    return f"{tokenizer.kind} {tokenizer.name or arm.config.data.name} {tokenizer.vocab_size}"
+
+
+def settings(arm: Arm) -> dict[str, Any]:
+    """Every setting under its dotted name, but for names and places."""
+    flat = flatten(ADAPTER.dump_python(arm.config, mode="json"))
+    return {key: value for key, value in flat.items() if key not in ("name", "description", "data.dir", "data.workers")}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted names."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def revision() -> str:
+    """The package's version, and its git revision where it lies in a repository of its own."""
+    folder = Path(rmdm.__file__).resolve().parent
+    version = f"rmdm {rmdm.__version__}"
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if not git("ls-files", "__init__.py"):
+            return version
+        changed = " with changes" if git("status", "--porcelain", "--untracked-files=no", ".") else ""
+        return f"{version}, git {git('rev-parse', '--short=12', 'HEAD')}{changed}"
+    except (OSError, subprocess.SubprocessError):
+        return version
+
+
+def default_folder(runs: Sequence[Path]) -> Path:
+    """`report` in the folder that holds all the runs; in the run itself where there is one."""
+    if len(runs) == 1:
+        return runs[0] / "report"
+    return Path(os.path.relpath(os.path.commonpath([run.resolve().parent for run in runs]))) / "report"

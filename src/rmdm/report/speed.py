@@ -1,0 +1,314 @@
+"""How fast samples come, and how much faster at the same quality: the paper's Tables 4 and 10."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rmdm.report.about import name_cell
+from rmdm.report.plots import Line, Plot, Point
+from rmdm.report.quality import gen_arms, share_half, spoken
+from rmdm.report.read import Arm, Row
+from rmdm.report.table import NOTHING, Cell, Cells, Part, Section, Table, count, estimate, fixed, number, plus_minus
+
+STORIES = "consistent stories, %"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A figure at one number of steps; less is better."""
+
+    steps: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+    entropy: float | None = None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The fewest steps at which a quality is reached, between two that were measured or at the first of them."""
+
+    steps: float
+    entropy: float | None
+    is_first: bool
+    """Whether the fewest steps that were measured are already enough."""
+
+
+def reach(curve: Sequence[Quality], target: float, end: str = "value") -> Reached | None:
+    """Where a curve comes down to a target: ln steps on a straight line over ln quality."""
+    ordered = sorted(curve, key=lambda point: point.steps)
+    known = [(point, value) for point in ordered if (value := getattr(point, end)) is not None and value > 0]
+    if not known:
+        return None
+    first, value = known[0]
+    if value <= target:
+        return Reached(first.steps, first.entropy, True)
+    for (a, high), (b, low) in pairwise(known):
+        if low <= target:
+            share = (math.log(high) - math.log(target)) / (math.log(high) - math.log(low))
+            steps = math.exp(math.log(a.steps) + share * (math.log(b.steps) - math.log(a.steps)))
+            entropy = None if a.entropy is None or b.entropy is None else a.entropy + share * (b.entropy - a.entropy)
+            return Reached(steps, entropy, False)
+    return None
+
+
+def rate_at(rates: Sequence[tuple[float, float]], steps: float) -> float | None:
+    """Tokens a second at a number of steps, on a straight line between logarithms; at most a factor of 1.01 outside."""
+    ordered = sorted(rates)
+    if not ordered or not ordered[0][0] / 1.01 <= steps <= ordered[-1][0] * 1.01:
+        return None
+    for (a, rate_a), (b, rate_b) in pairwise(ordered):
+        if steps <= b * 1.01:
+            share = min(1.0, max(0.0, math.log(steps / a) / math.log(b / a)))
+            return rate_a * (rate_b / rate_a) ** share
+    return ordered[0][1]
+
+
+def bench_groups(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[Arm, list[Row]]]]]:
+    """Rows by (batch, length, device, precision), with the arms that have them."""
+    groups: dict[tuple[object, ...], list[tuple[Arm, list[Row]]]] = {}
+    for arm in arms:
+        own: dict[tuple[object, ...], list[Row]] = {}
+        for row in arm.rows.get("bench", []):
+            if row.get("tokens_per_s") is not None and row.get("steps") is not None:
+                key = tuple(row.get(name) for name in ("batch", "length", "device", "precision"))
+                own.setdefault(key, []).append(row)
+        for key, rows in own.items():
+            groups.setdefault(key, []).append((arm, sorted(rows, key=lambda row: row["steps"])))
+    said = {key: f"batch {key[0]}, L = {key[1]}, {key[2]}, {key[3]}" for key in groups}
+    return [(said[key], members) for key, members in groups.items()]
+
+
+def speed_section(arms: Sequence[Arm]) -> Section | None:
+    """Throughput, memory, and the speed-up at matched quality."""
+    parts: list[Part] = []
+    groups = bench_groups(arms)
+    for said, members in groups:
+        lines = [
+            Line(
+                arm.label,
+                [
+                    Point(row["steps"], row["tokens_per_s"], row.get("tokens_per_s_low"), row.get("tokens_per_s_high"))
+                    for row in rows
+                ],
+                arm.index,
+            )
+            for arm, rows in members
+        ]
+        parts.append(
+            Plot(
+                "Throughput against steps",
+                "denoising steps",
+                "tokens a second",
+                lines,
+                x_scale="log2",
+                y_scale="log",
+                note=said,
+            )
+        )
+        parts.append(bench_table(said, members))
+    best = max(groups, key=lambda group: (len(group[1]), sum(len(rows) for _, rows in group[1])), default=None)
+    rates = {arm.index: [(row["steps"], row["tokens_per_s"]) for row in rows] for arm, rows in best[1]} if best else {}
+    parts += list(matched_tables(arms, rates, best[0] if best else None))
+    if not parts:
+        return None
+    lead = "Fewer steps are faster; what counts is how few are needed for the same quality."
+    return Section("speed", "Speed, and speed at matched quality", lead, parts)
+
+
+def bench_table(said: str, members: Sequence[tuple[Arm, list[Row]]]) -> Table:
+    """The paper's Table 10, with memory."""
+    columns = [
+        ("", "arm"),
+        ("", "steps"),
+        ("", "GenPPL"),
+        ("", "tokens/s"),
+        ("", "ms a step"),
+        ("memory, GB", "peak"),
+        ("memory, GB", "weights"),
+    ]
+    rows: list[Cells] = []
+    for arm, own in members:
+        quality = {row["steps"]: row for _, _, some in gen_arms([arm])[:1] for row in some}
+        for row in own:
+            score = quality.get(row["steps"])
+            ppl = (
+                estimate(
+                    score["gen_ppl"],
+                    score.get("gen_ppl_low"),
+                    score.get("gen_ppl_high"),
+                    lambda value: number(value, 4),
+                )
+                if score
+                else NOTHING
+            )
+            seconds = row.get("seconds_per_step")
+            rate = estimate(
+                row["tokens_per_s"],
+                row.get("tokens_per_s_low"),
+                row.get("tokens_per_s_high"),
+                lambda value: number(value, 4),
+            )
+            gigabytes = [
+                fixed(None if row.get(key) is None else row[key] / 1e9, 3) for key in ("peak_bytes", "weight_bytes")
+            ]
+            rows.append(
+                [
+                    name_cell(arm),
+                    count(row["steps"]),
+                    ppl,
+                    rate,
+                    fixed(None if seconds is None else 1e3 * seconds, 2),
+                    *gigabytes,
+                ]
+            )
+    note = f"{said}; {spoken((row for _, own in members for row in own), 'date')}."
+    return Table("Quality and throughput at equal steps (the paper's Table 10)", columns, rows, [note], labels=2)
+
+
+def matched_tables(
+    arms: Sequence[Arm], rates: dict[int, list[tuple[float, float]]], said: str | None
+) -> Iterable[Table]:
+    """One table for each arm against the baseline."""
+    curves = {arm.index: curve for arm in arms if (curve := quality_curve(arm)) is not None}
+    baseline = next((arm for arm in arms if arm.config.process == "mdlm" and arm.index in curves), None)
+    if baseline is None:
+        return
+    for arm in arms:
+        if arm.index != baseline.index and arm.index in curves and not arm.is_causal:
+            what, own = curves[arm.index]
+            if what == curves[baseline.index][0]:
+                table = matched_table(what, baseline, curves[baseline.index][1], arm, own, rates, said)
+                if table.rows:
+                    yield table
+
+
+def quality_curve(arm: Arm) -> tuple[str, list[Quality]] | None:
+    """What is to be matched: GenPPL at equal entropy, GenPPL with entropy beside it, or inconsistent stories."""
+    matched = [row for row in arm.of("gen", row="matched", along="temperature") if row["gen_ppl"] is not None]
+    taus = [row.get("tau") for row in matched]
+    matched = [row for row in matched if row.get("tau") == taus[0]]
+    if len(matched) > 1:
+        what = f"GenPPL at entropy {matched[0]['entropy']:.2f} ({matched[0]['evaluator']})"
+        return what, [
+            Quality(row["steps"], row["gen_ppl"], row["gen_ppl_low"], row["gen_ppl_high"], row["entropy"])
+            for row in matched
+        ]
+    rows = [row for _, _, some in gen_arms([arm])[:1] for row in some if row["gen_ppl"] is not None]
+    if len(rows) > 1:
+        return f"GenPPL ({rows[0]['evaluator']})", [
+            Quality(row["steps"], row["gen_ppl"], row.get("gen_ppl_low"), row.get("gen_ppl_high"), row["entropy"])
+            for row in rows
+        ]
+    told = [
+        row for row in arm.rows.get("stories", []) if row["arm"] == arm.config.name and row.get("steps") is not None
+    ]
+    if len(told) > 1:
+        return STORIES, [_inconsistent(row) for row in told]
+    return None
+
+
+def _inconsistent(row: Row) -> Quality:
+    """The share of stories that are not consistent, so that less is better."""
+    half = share_half(row["consistent"], row["n"]) / 100
+    value = 1 - row["consistent"]
+    return Quality(row["steps"], value, max(1e-6, value - half), min(1.0, value + half))
+
+
+def matched_table(
+    what: str,
+    baseline: Arm,
+    base: Sequence[Quality],
+    arm: Arm,
+    own: Sequence[Quality],
+    rates: dict[int, list[tuple[float, float]]],
+    said: str | None,
+) -> Table:
+    """Where the arm reaches what the baseline reaches at each number of steps."""
+    has_rates = bool(rates.get(baseline.index)) and bool(rates.get(arm.index))
+    has_entropy = all(point.entropy is not None for point in [*base, *own])
+    is_story = what == STORIES
+    sides = ["steps", *(["tokens/s"] if has_rates else []), *(["entropy"] if has_entropy else [])]
+    columns = [
+        ("", "target"),
+        *((name, side) for name in (baseline.label, arm.label) for side in sides),
+        ("", "fewer steps"),
+        *([("", "speed-up")] if has_rates else []),
+    ]
+    rows: list[Cells] = []
+    for point in sorted(base, key=lambda point: -point.steps):
+        if is_story and point.high == 1:  # none may be consistent, which is no target
+            continue
+        found = reach(own, point.value)
+        line: Cells = [_target(point, is_story)]
+        line += _side(rates.get(baseline.index, []), point.steps, point.entropy, has_rates, has_entropy)
+        if found is None:
+            rows.append([*line, "not reached", *[NOTHING] * (len(columns) - len(line) - 1)])
+            continue
+        line += _side(
+            rates.get(arm.index, []), found.steps, found.entropy, has_rates, has_entropy, is_first=found.is_first
+        )
+        line.append(_gain(point, own, lambda steps: steps))
+        if has_rates:
+            slow = rate_at(rates[baseline.index], point.steps)
+            line.append(_gain(point, own, lambda steps, slow=slow: _cost(rates[arm.index], steps, slow, point.steps)))
+        rows.append(line)
+    notes = [
+        f"For each figure that {baseline.label} reaches, the fewest steps at which {arm.label} does, ln steps on a straight line between "
+        "two measured ones. ≤: the fewest steps measured are already enough, so that the factor is at least this. Ranges: both figures at "
+        "opposite ends of their 95% intervals."
+    ]
+    if has_rates:
+        notes.append(f"Throughput: {said}, interpolated in the same way.")
+    else:
+        notes.append("No throughput was measured for both arms, so that steps stand for time.")
+    return Table(
+        f"{arm.label} against {baseline.label} at matched quality: {what} (the paper's Table 4)", columns, rows, notes
+    )
+
+
+def _target(point: Quality, is_story: bool) -> Cell:
+    if is_story:
+        half = None if point.low is None or point.high is None else 50 * (point.high - point.low)
+        return plus_minus(100 * (1 - point.value), half, 1)
+    return estimate(point.value, point.low, point.high, lambda value: number(value, 4))
+
+
+def _side(
+    rates: Sequence[tuple[float, float]],
+    steps: float,
+    entropy: float | None,
+    has_rates: bool,
+    has_entropy: bool,
+    *,
+    is_first: bool = False,
+) -> Cells:
+    cells: Cells = [("≤ " if is_first else "") + (f"{steps:,.0f}" if steps % 1 == 0 else number(steps, 3))]
+    if has_rates:
+        cells.append(number(rate_at(rates, steps), 4))
+    if has_entropy:
+        cells.append(fixed(entropy, 2))
+    return cells
+
+
+def _cost(rates: Sequence[tuple[float, float]], steps: float, slow: float | None, at: float) -> float | None:
+    """Steps of the baseline that take as long as so many of the arm's."""
+    fast = rate_at(rates, steps)
+    return None if fast is None or slow is None else at * slow / fast
+
+
+def _gain(point: Quality, own: Sequence[Quality], cost: Callable[[float], float | None]) -> Cell:
+    """The factor with its range."""
+    found = reach(own, point.value)
+    spent = None if found is None else cost(found.steps)
+    if found is None or spent is None:
+        return Cell(NOTHING, is_quiet=True)
+    ends = []
+    for target, end in ((point.low, "high"), (point.high, "low")):
+        other = None if target is None else reach(own, target, end)
+        paid = None if other is None else cost(other.steps)
+        ends.append(None if paid is None else point.steps / paid)
+    sign = "≥ " if found.is_first else ""
+    span = f"{number(ends[0], 2)} to {number(ends[1], 2)}" if any(end is not None for end in ends) else ""
+    return Cell(f"{sign}{number(point.steps / spent, 3)}×", span)

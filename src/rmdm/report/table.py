@@ -1,0 +1,231 @@
+"""Tables, and figures in words: one structure, written as HTML and as Markdown."""
+
+import html
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure with what belongs to it."""
+
+    text: str
+    range: str = ""
+    """Its interval."""
+    is_best: bool = False
+    arm: int | None = None
+    """Whose colour to show beside it."""
+    is_quiet: bool = False
+    """Set back: a unit, a reference, or what is not comparable."""
+
+
+Cells = list[Cell | str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns are (group, title); neighbours of one group share its heading."""
+
+    title: str
+    columns: Sequence[tuple[str, str]]
+    rows: list[Cells]
+    notes: Sequence[str] = ()
+    is_folded: bool = False
+    labels: int = 1
+    """Columns on the left that name the row."""
+
+    def to_html(self) -> str:
+        """A table that scrolls sideways where there is no room, its notes below."""
+        body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title)}"><table>'
+        body += f"<thead>{self._head()}</thead><tbody>{''.join(self._lines())}</tbody></table></div>"
+        notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
+        if self.is_folded:
+            return f"<details><summary>{escape(self.title)}</summary>{body}{notes}</details>"
+        return f"<div class=table><h3>{escape(self.title)}</h3>{body}{notes}</div>"
+
+    def to_markdown(self) -> str:
+        """A GitHub table, group headings put before the columns'."""
+        names = [f"{group}: {title}" if group and title else group or title for group, title in self.columns]
+        ends = ["---" if k < self.labels else "---:" for k in range(len(names))]
+        lines = [names, ends, *([_plain(cell) for cell in row] for row in self.rows)]
+        table = "\n".join("| " + " | ".join(_pipe(cell) for cell in line) + " |" for line in lines)
+        notes = "".join(f"\n\n{note}" for note in self.notes)
+        return f"### {self.title}\n\n{table}{notes}"
+
+    def _head(self) -> str:
+        lines = ""
+        if any(group for group, _ in self.columns):
+            groups = [(group, len(list(of))) for group, of in itertools.groupby(group for group, _ in self.columns)]
+            cells = "".join(
+                f'<th colspan={span} class="group">{escape(group)}</th>' if group else f"<td colspan={span}></td>"
+                for group, span in groups
+            )
+            lines += f"<tr>{cells}</tr>"
+        kinds = ["label" if k < self.labels else "figure" for k in range(len(self.columns))]
+        titles = (
+            f'<th scope=col class="{kind}">{escape(title)}</th>'
+            for kind, (_, title) in zip(kinds, self.columns, strict=True)
+        )
+        return f"{lines}<tr>{''.join(titles)}</tr>"
+
+    def _lines(self) -> Iterable[str]:
+        before = None
+        for row in self.rows:
+            name = _plain(row[0])
+            kind = "again" if name == before else "new" if before is not None else ""
+            cells = "".join(_html(cell, k, self.labels) for k, cell in enumerate(row))
+            yield f"<tr class={kind}>{cells}</tr>" if kind else f"<tr>{cells}</tr>"
+            before = name
+
+
+def _html(cell: Cell | str, column: int, labels: int) -> str:
+    cell = cell if isinstance(cell, Cell) else Cell(cell)
+    text = escape(cell.text)
+    if cell.arm is not None:
+        text = f'<span class="swatch a{cell.arm % 8}"></span>{text}'
+    if cell.is_best:
+        text = f"<b>{text}</b>"
+    if cell.range:
+        text += f"<small>{escape(cell.range)}</small>"
+    tag, scope = ("th", " scope=row") if column == 0 else ("td", "")
+    kinds = " ".join(["label" if column < labels else "figure", *(["quiet"] if cell.is_quiet else [])])
+    return f'<{tag}{scope} class="{kinds}">{text}</{tag}>'
+
+
+def _plain(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return cell
+    text = f"**{cell.text}**" if cell.is_best else cell.text
+    return f"{text} ({cell.range})" if cell.range else text
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def escape(text: object) -> str:
+    """Text as HTML."""
+    return html.escape(str(text))
+
+
+@dataclass
+class Section:
+    """A part of the report: a heading, a few words, and tables, plots or texts in their order."""
+
+    name: str
+    title: str
+    lead: str
+    parts: list["Part"] = field(default_factory=list)
+
+
+class Part(Protocol):
+    """Anything that can be put on the page; what has no Markdown is empty there."""
+
+    def to_html(self) -> str:
+        """Itself on the page."""
+        ...
+
+    def to_markdown(self) -> str:
+        """Itself in report.md."""
+        ...
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark of its own."""
+
+    text: str
+
+    def to_html(self) -> str:
+        """A paragraph."""
+        return f"<p class=remark>{escape(self.text)}</p>"
+
+    def to_markdown(self) -> str:
+        """The same."""
+        return self.text
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure with so many significant digits, without exponents between a thousandth and a million."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞"
+    size = abs(value)
+    if value and not 1e-3 <= size < 1e6:
+        return f"{value:.{digits - 1}e}"
+    if size >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    places = digits - 1 - (math.floor(math.log10(size)) if size else 0)
+    return f"{value:.{max(0, places)}f}"
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A figure with so many decimals."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number, in thousands."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def setting(value: object) -> str:
+    """A setting as people write it."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(setting, value)) if isinstance(value, list) else str(value)
+
+
+def estimate(
+    value: float | None, low: float | None, high: float | None, show: Callable[[float | None], str] = number
+) -> Cell:
+    """A figure with its interval."""
+    if value is None:
+        return Cell(NOTHING, is_quiet=True)
+    return Cell(show(value), f"{show(low)} to {show(high)}" if low is not None and high is not None else "")
+
+
+def plus_minus(value: float | None, half: float | None, digits: int) -> Cell:
+    """A figure with half the width of its interval."""
+    if value is None:
+        return Cell(NOTHING, is_quiet=True)
+    return Cell(fixed(value, digits), "" if half is None else f"±{half:.{digits}f}")
+
+
+Spread = tuple[float, float | None, float | None]
+"""A figure and the ends of its interval."""
+
+
+def mark_best(cells: Sequence[Cell], spreads: Sequence[Spread | None], *, higher: bool = False) -> list[Cell]:
+    """The cells with the best in bold, if there is more than one and its interval overlaps no other's."""
+    known = [(k, spread) for k, spread in enumerate(spreads) if spread is not None]
+    out = list(cells)
+    if len(known) < 2:
+        return out
+    sign = -1 if higher else 1
+    best, (value, low, high) = min(known, key=lambda one: sign * one[1][0])
+    edge = value if low is None or high is None else low if higher else high
+    others = [_near(spread, higher) for k, spread in known if k != best]
+    if all((edge > other) if higher else (edge < other) for other in others):
+        out[best] = replace(out[best], is_best=True)
+    return out
+
+
+def _near(spread: Spread, higher: bool) -> float:
+    """The end of an interval that lies nearer to a better figure."""
+    value, low, high = spread
+    end = high if higher else low
+    return value if end is None else end
+
+
+BEST = "Bold: best, where its 95% interval overlaps no other's."
