@@ -145,7 +145,8 @@ class Picture:
     def to_html(self) -> str:
         """The picture with its title."""
         source = f"data:image/png;base64,{base64.b64encode(self.data).decode()}"
-        return f'<figure><figcaption>{escape(self.title)}</figcaption><img class=picture alt="{escape(self.title)}" src="{source}"></figure>'
+        title = escape(self.title)
+        return f'<figure><figcaption>{title}</figcaption><img class=picture alt="{title}" src="{source}"></figure>'
 
     def to_markdown(self) -> str:
         """Nothing."""
@@ -205,15 +206,21 @@ def latents_table(arm: Arm, found: dict[str, Any]) -> Table:
     assert arm.latents is not None
     failures = arm.latents.get("gate") or []
     verdict = f"The gate fails: {'; '.join(failures)}." if failures else f"The gate passes ({arm.latents['gated']})."
-    ideal = f"{count(arm.latents.get('rows'))} held-out rows; ideal norm {norm['ideal_mean']:.2f} with spread {norm['ideal_std']:.2f}"
+    ideal = f"ideal norm {norm['ideal_mean']:.2f} with spread {norm['ideal_std']:.2f}"
     told = "told from N(0, I): a classifier's accuracy with its standard error, 0.5 is best."
-    return Table(f"{arm.label}: latents", columns, rows, [f"{ideal}; {told}", verdict])
+    return Table(
+        f"{arm.label}: latents",
+        columns,
+        rows,
+        [f"{count(arm.latents.get('rows'))} held-out rows; {ideal}; {told}", verdict],
+    )
 
 
 def draws_table(arm: Arm, draws: dict[str, Any]) -> Table:
     """Draws against held-out embeddings, by evaluations of the flow."""
-    columns = [("", "evaluations"), ("", "told from held-out e"), ("W1 over floor", "slices"), ("W1 over floor", "axes"),
-               ("nearest training row", "draws"), ("nearest training row", "held-out"), ("", "rows")]  # fmt: skip
+    columns = [("", "evaluations"), ("", "told from held-out e"), ("W1 over floor", "slices"),
+               ("W1 over floor", "axes"), ("nearest training row", "draws"), ("nearest training row", "held-out"),
+               ("", "rows")]  # fmt: skip
     rows: list[Cells] = [
         [
             name, Cell(fixed(d["classifier"]["value"], 3), f"±{d['classifier']['stderr']:.3f}"),

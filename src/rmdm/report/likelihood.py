@@ -4,10 +4,24 @@ from collections.abc import Sequence
 
 from rmdm.report.about import name_cell
 from rmdm.report.plots import Line, Plot, Point
-from rmdm.report.quality import spoken
 from rmdm.report.read import Arm, Row, tokenizer_id
+from rmdm.report.steps import spoken
 from rmdm.report.table import (
-    BEST, NOTHING, Cell, Cells, Note, Part, Section, Spread, Table, count, estimate, fixed, mark_best, number, plus_minus,
+    BEST,
+    NOTHING,
+    Cell,
+    Cells,
+    Note,
+    Part,
+    Section,
+    Spread,
+    Table,
+    count,
+    estimate,
+    fixed,
+    mark_best,
+    number,
+    plus_minus,
 )  # fmt: skip
 
 HELD_OUT, LAW = "valid", "true law"
@@ -46,8 +60,8 @@ def ppl_section(arms: Sequence[Arm]) -> Section | None:
             parts += zero_shot_tables(known)
     parts.append(all_table(known, with_tokens=len(groups) == 1))
     lead = (
-        "conditional_ppl is the paper's figure: the latent is made of the very text that is scored, so it bounds nothing. "
-        "The other columns are exact, or bounds on -log p(x), and can be compared with other models."
+        "conditional_ppl is the paper's figure: the latent is made of the very text that is scored, so it bounds "
+        "nothing. The other columns are exact, or bounds on -log p(x), and can be compared with other models."
     )
     return Section("perplexity", "Perplexity", lead, parts)
 
@@ -67,11 +81,11 @@ def column_of(row: Row) -> str | None:
 def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     """A line an arm; a column a figure."""
     lines: list[tuple[Cell, dict[str, Row]]] = []
-    laws: dict[str, Row] = {}
+    law: Row | None = None
     for arm in arms:
         rows = [row for row in arm.of("ppl", set=HELD_OUT, pad=pad) if row["nats"] is not None]
         found = {column: row for row in rows if row["arm"] != LAW and (column := column_of(row)) is not None}
-        laws |= {"own": row for row in rows if row["arm"] == LAW}
+        law = next((row for row in rows if row["arm"] == LAW), law)
         if found:
             lines.append((name_cell(arm), found))
     if not lines:
@@ -81,15 +95,13 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     best = [_comparable(found) for _, found in lines]
     marked = mark_best([Cell("") for _ in lines], [None if row is None else _spread(row) for row in best])
     rows_of: list[Cells] = []
-    for (label, found), line, row, mark in zip(lines, cells, best, marked, strict=True):
+    for (label, _), line, row, mark in zip(lines, cells, best, marked, strict=True):
         own = _ppl(row)
         bits = fixed(row["bits_per_byte"], 4) if row is not None else NOTHING
         rows_of.append([label, Cell(own.text, own.range, mark.is_best, is_quiet=own.is_quiet), bits, *line])
-    if laws:
-        law = laws["own"]
-        rows_of.append(
-            [Cell("the true law", is_quiet=True), _ppl(law), fixed(law["bits_per_byte"], 4), *[NOTHING] * len(used)]
-        )
+    if law is not None:
+        known = [_ppl(law), fixed(law["bits_per_byte"], 4)]
+        rows_of.append([Cell("the true law", is_quiet=True), *known, *[NOTHING] * len(used)])
     valid = "bound or exact" if pad != "not counted" else "text's share"
     columns = [
         ("", "arm"),
@@ -100,14 +112,14 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     first = [row for _, found in lines for row in found.values()]
     where = {None: "", "counted": ", PAD counted", "not counted": ", PAD not counted"}[pad]
     notes = [
-        f"{spoken(first, 'source')}; {spoken(first, 'rows')} rows, {spoken(first, 'draws')} draws a row, 95% over rows; "
-        f"{spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}. {BEST}",
-        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the best of q_a (a chosen on other rows), else the least "
-        "of KL and drawn latent at τ = 1.",
+        f"{spoken(first, 'source')}; {spoken(first, 'rows')} rows, {spoken(first, 'draws')} draws a row, 95% over "
+        f"rows; {spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}. {BEST}",
+        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the best of q_a (a chosen on other rows), "
+        "else the least of KL and drawn latent at τ = 1.",
     ]
     if pad == "not counted":
         notes.append(
-            "Without PAD these are the text's share of the bound on text and PAD, as others report it; not themselves bounds."
+            "Without PAD these are the text's share of the bound on text and PAD, as others report it, and no bounds."
         )
     return Table(f"Held-out perplexity{where} (the paper's Table 1)", columns, rows_of, notes)
 
@@ -209,16 +221,17 @@ def _bits_spread(row: Row) -> Spread:
 
 
 WHAT = {
-    "exact": "exact", "bound": "bound", "conditional": "conditional_ppl: its own latent", "kl": "with the latent's KL",
-    "prior": "latent from the prior", "flow": "latent from the flow", "family": "best of q_a", "null": "without a latent",
-    "law": "the true law",
+    "exact": "exact", "bound": "bound", "conditional": "conditional_ppl: its own latent",
+    "kl": "with the latent's KL", "prior": "latent from the prior", "flow": "latent from the flow",
+    "family": "best of q_a", "null": "without a latent", "law": "the true law",
 }  # fmt: skip
 
 
 def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
     """Every figure that was taken."""
     tokens = [("nats a token", "mean"), ("nats a token", "± draws"), ("nats a token", "KL"), ("", "perplexity")]
-    columns = [("", "arm"), ("", "set"), ("", "figure"), ("", "kind"), ("", "PAD"), *(tokens if with_tokens else []), ("", "bits/byte"), ("", "rows"), ("", "tokens")]  # fmt: skip
+    columns = [("", "arm"), ("", "set"), ("", "figure"), ("", "kind"), ("", "PAD"), *(tokens if with_tokens else []),
+               ("", "bits/byte"), ("", "rows"), ("", "tokens")]  # fmt: skip
     rows: list[Cells] = []
     notes: list[str] = []
     seen: set[tuple[str, str | None]] = set()
@@ -233,13 +246,14 @@ def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
             what += f", τ {row['tau']}" if row.get("tau") is not None else ""
             what += f", a = {row['a']:g}" if row.get("a") is not None else ""
             error = row.get("error")
-            own: Cells = [
-                plus_minus(row["nats"], None if error is None else 1.96 * error, 4), fixed(row.get("draw_error"), 4), fixed(row.get("kl"), 4), _ppl(row),
-            ]  # fmt: skip
+            half = None if error is None else 1.96 * error
+            nats = [plus_minus(row["nats"], half, 4), fixed(row.get("draw_error"), 4), fixed(row.get("kl"), 4)]
+            own: Cells = [*nats, _ppl(row)]
             label = Cell("the true law", is_quiet=True) if is_law else name_cell(arm)
             rows.append([
                 label, row["set"], what, row["kind"], row.get("pad") or NOTHING, *(own if with_tokens else []),
-                fixed(row.get("bits_per_byte"), 4), f"{count(row['rows'])} of {count(row.get('set_rows'))}", count(row.get("tokens")),
+                fixed(row.get("bits_per_byte"), 4), f"{count(row['rows'])} of {count(row.get('set_rows'))}",
+                count(row.get("tokens")),
             ])  # fmt: skip
             if row.get("note") and row["note"] not in notes:
                 notes.append(row["note"])
@@ -260,7 +274,7 @@ def gap_section(arms: Sequence[Arm]) -> Section | None:
     for name in dict.fromkeys(row["set"] for arm in known for row in arm.rows["gap"]):
         parts += gap_parts(known, name)
     lead = (
-        "What is lost, in nats, by writing a block of tokens at once instead of one after another, all other tokens given. "
+        "What is lost, in nats, by writing a block of tokens at once instead of one after another, all others given. "
         "Exact figures apart, it is each model's own estimate: its prediction errors are in it, and it may be negative."
     )
     return Section("gap", "The conditional dependency gap", lead, parts)
@@ -303,7 +317,11 @@ def gap_parts(arms: Sequence[Arm], name: str) -> list[Part]:
         body.append([Cell("the true law", is_quiet=True), "exact", *(_gap(exact.get(size)) for size in sizes)])
     where = "held-out text" if name == HELD_OUT else name
     every = [row for arm in arms for row in arm.of("gap", set=name)]
-    about = f"{spoken(every, 'source')}; up to {count(max(row['rows'] or 0 for row in every))} rows, {spoken(every, 'orders')} orders; 95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}."
+    about = (
+        f"{spoken(every, 'source')}; up to {count(max(row['rows'] or 0 for row in every))} rows, "
+        f"{spoken(every, 'orders')} orders; 95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, "
+        f"{spoken(every, 'date')}."
+    )
     parts: list[Part] = [
         Plot(
             f"Gap against block size, {where}",

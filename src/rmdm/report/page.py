@@ -8,15 +8,18 @@ from importlib import resources
 from pathlib import Path
 
 from rmdm.report import paper
+from rmdm.report.ablation import ablation_section
 from rmdm.report.about import arms_section, latents_section, training_section
+from rmdm.report.generation import gen_arms, gen_section
+from rmdm.report.judges import judge_section
 from rmdm.report.likelihood import gap_section, ppl_section
 from rmdm.report.missing import Missing, missing
 from rmdm.report.plots import Dots, Plot
-from rmdm.report.quality import ablation_section, gen_arms, gen_section, judge_section, share_half, stories_section
 from rmdm.report.read import Arm, Row, read_arms, revision
 from rmdm.report.samples import samples_section
 from rmdm.report.speed import speed_section
-from rmdm.report.table import Section, escape, number
+from rmdm.report.stories import share_half, stories_section
+from rmdm.report.table import Section, escape, fixed, number
 
 HTML, MARKDOWN = "index.html", "report.md"
 
@@ -96,20 +99,17 @@ def headlines(arms: Sequence[Arm]) -> list[str]:
             f"{100 * row['consistent']:.1f}% ±{share_half(row['consistent'], row['n']):.1f}" for row in (own, other)
         ]
         lines.append(
-            f"In {own['steps']} steps {shares[0]} of {arm.label}'s stories are consistent, against {shares[1]} of {base.label}'s."
+            f"In {own['steps']} steps {shares[0]} of {arm.label}'s stories are consistent, against {shares[1]} of "
+            f"{base.label}'s."
         )
     gen = [next((rows for _, _, rows in gen_arms([one])), []) for one in (arm, base)]
     own, other = at_same_steps(gen[0], gen[1], arm.config.sample.steps)
     if own and other and own["evaluator"] == other["evaluator"]:
-        said = [
-            f"{number(row['gen_ppl'], 3)} with entropy {row['entropy']:.2f}"
-            for row in (own, other)
-            if row["entropy"] is not None
-        ]
-        if len(said) == 2:
-            lines.append(
-                f"In {own['steps']} steps GenPPL is {said[0]} ({arm.label}), against {said[1]} ({base.label}); evaluator {own['evaluator']}."
-            )
+        said = [f"{number(row['gen_ppl'], 3)} with entropy {fixed(row['entropy'], 2)}" for row in (own, other)]
+        lines.append(
+            f"In {own['steps']} steps GenPPL is {said[0]} ({arm.label}), against {said[1]} ({base.label}); evaluator "
+            f"{own['evaluator']}."
+        )
     return lines
 
 
@@ -138,7 +138,8 @@ def to_html(arms: Sequence[Arm], sections: Sequence[Section], facts: Sequence[tu
     title = escape(title_of(arms))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f"<title>{title}: rmdm report</title><style>{style}</style></head><body>"
         f"<header><p class=kicker>rmdm report</p><h1>{title}</h1>{lines}<dl>{terms}</dl></header>"
         f"<nav aria-label=Contents><ul>{contents}</ul></nav><main>{body}</main></body></html>\n"

@@ -5,7 +5,7 @@ Lines have markers of different shapes, for readers who cannot tell the colours 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rmdm.report.table import escape, number
@@ -63,15 +63,15 @@ class Plot:
     x_scale: ScaleName = "linear"
     y_scale: ScaleName = "linear"
     y_from: float | None = None
-    y_to: float | None = None
+    y_least: float | None = None
+    """How far the axis goes at least."""
     note: str = ""
 
     def to_html(self) -> str:
         """A figure with its legend and note."""
         key = "".join(_key(line) for line in self.lines if line.points)
         key += "".join(f'<li><span class="key level"></span>{escape(level.label)}</li>' for level in self.levels)
-        note = f"<p class=note>{escape(self.note)}</p>" if self.note else ""
-        return f"<figure><figcaption>{escape(self.title)}</figcaption><ul class=legend>{key}</ul>{self.svg()}{note}</figure>"
+        return _figure_html(self.title, key, self.svg(), self.note)
 
     def to_markdown(self) -> str:
         """Nothing: the tables hold the same figures."""
@@ -82,10 +82,10 @@ class Plot:
         points = [point for line in self.lines for point in line.points]
         ys = [y for point in points for y in (point.y, point.low, point.high) if y is not None]
         ys += [level.y for level in self.levels]
-        ys += [y for y in (self.y_from, self.y_to) if y is not None]
+        ys += [y for y in (self.y_from, self.y_least) if y is not None]
         across = Scale.around([point.x for point in points], self.x_scale, LEFT, WIDTH - RIGHT)
         up = Scale.around(ys, self.y_scale, HEIGHT - BOTTOM, TOP, pad=0.06)
-        up = up.within(self.y_from, self.y_to)
+        up = up if self.y_from is None else replace(up, low=self.y_from)
         parts = [*_axes(across, up, self.x, self.y)]
         parts += [_level(level, up) for level in self.levels]
         parts += [_band(line, across, up) for line in self.lines]
@@ -116,12 +116,6 @@ class Scale:
         room = pad * (b - a)
         return Scale(name, _figure(name, a - room), _figure(name, b + room), first, last)
 
-    def within(self, low: float | None, high: float | None) -> "Scale":
-        """The same with its ends where they must be."""
-        new_low = self.low if low is None else low
-        new_high = self.high if high is None else max(high, new_low + 1e-9)
-        return Scale(self.name, new_low, new_high, self.first, self.last)
-
     def at(self, value: float) -> float:
         """The place of a figure, at the edge where it lies outside."""
         low, high = _unit(self.name, self.low), _unit(self.name, self.high)
@@ -146,6 +140,11 @@ class Scale:
                 )
             )
         return _round_steps(self.low, self.high)
+
+
+def _figure_html(title: str, key: str, svg: str, note: str) -> str:
+    below = f"<p class=note>{escape(note)}</p>" if note else ""
+    return f"<figure><figcaption>{escape(title)}</figcaption><ul class=legend>{key}</ul>{svg}{below}</figure>"
 
 
 def _unit(name: ScaleName, value: float) -> float:
@@ -212,7 +211,8 @@ def _level(level: Level, up: Scale) -> str:
     band = ""
     if level.low is not None and level.high is not None:
         top, bottom = up.at(level.high), up.at(level.low)
-        band = f'<rect class="band level" x="{LEFT}" y="{top:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - top:.1f}"/>'
+        place = f'x="{LEFT}" y="{top:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - top:.1f}"'
+        band = f'<rect class="band level" {place}/>'
     title = f"<title>{escape(level.label)}: {number(level.y, 4)}</title>"
     return f'{band}<path class="line level" d="M{LEFT} {up.at(level.y):.1f}H{WIDTH - RIGHT}">{title}</path>'
 
@@ -250,7 +250,8 @@ def _stroke(line: Line, across: Scale, up: Scale) -> str:
             if point.low is not None and point.high is not None:
                 title += f" ({number(point.low, 4)} to {number(point.high, 4)})"
             hollow = " hollow" if line.is_dashed else ""
-            out += f'<path class="mark {colour}{hollow}" d="{_marker(line.arm, x, y)}"><title>{escape(title)}</title></path>'
+            mark = f'<path class="mark {colour}{hollow}" d="{_marker(line.arm, x, y)}">'
+            out += f"{mark}<title>{escape(title)}</title></path>"
     return out
 
 
@@ -306,8 +307,7 @@ class Dots:
             f'd="{_marker(k // 2, 7, 7)}"/></svg>{escape(what)}</li>'
             for k, what in enumerate(names)
         )
-        note = f"<p class=note>{escape(self.note)}</p>" if self.note else ""
-        return f"<figure><figcaption>{escape(self.title)}</figcaption><ul class=legend>{key}</ul>{self.svg(names)}{note}</figure>"
+        return _figure_html(self.title, key, self.svg(names), self.note)
 
     def to_markdown(self) -> str:
         """Nothing: the tables hold the same figures."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmdm.data.shards import write_json
 from rmdm.evaluation.record import read_record
-from rmdm.report.read import Arm, parameters, read_object, signature
+from rmdm.report.read import Arm, Row, parameters, read_object, signature
 from rmdm.report.table import Section, escape
 
 TEXTS, SEED = 3, 0
@@ -67,7 +67,8 @@ def _card(column: Texts, k: int) -> str:
         is_good, reason = column.verdicts[k]
         verdict = f"<p class={'good' if is_good else 'bad'}>{escape(reason)}</p>"
     label = f'<h4><span class="swatch a{column.arm.index % 8}"></span>{escape(column.arm.label)}</h4>'
-    return f'<div class=card>{label}<p class=text>{escape(_cut(column.texts[k]))}</p>{verdict}<p class="note">text {k + 1}, {escape(column.how)}</p></div>'
+    text = f"<p class=text>{escape(_cut(column.texts[k]))}</p>"
+    return f"<div class=card>{label}{text}{verdict}<p class=note>text {k + 1}, {escape(column.how)}</p></div>"
 
 
 def _cut(text: str) -> str:
@@ -164,7 +165,7 @@ def drawn_texts(arm: Arm, steps: Sequence[int], device: str) -> dict[int, list[s
     work = 2 * size * arm.config.data.length * TEXTS * sum(steps) * (2 if arm.config.sample.guidance != 1 else 1)
     path = arm.run / "eval" / "report-samples.json"
     asked = {"weights": signature(arm.model), "steps": list(steps), "n": TEXTS, "seed": SEED}
-    rows = read_record(path, asked)
+    rows: list[Row] | None = read_record(path, asked)
     if rows is None and work > BUDGET[where.type]:
         return {}
     if rows is None:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from rmdm.report.about import name_cell
+from rmdm.report.generation import gen_arms
 from rmdm.report.plots import Line, Plot, Point
-from rmdm.report.quality import gen_arms, share_half, spoken
 from rmdm.report.read import Arm, Row
+from rmdm.report.steps import spoken
+from rmdm.report.stories import share_half
 from rmdm.report.table import NOTHING, Cell, Cells, Part, Section, Table, count, estimate, fixed, number, plus_minus
 
 STORIES = "consistent stories, %"
@@ -167,21 +170,32 @@ def bench_table(said: str, members: Sequence[tuple[Arm, list[Row]]]) -> Table:
     return Table("Quality and throughput at equal steps (the paper's Table 10)", columns, rows, [note], labels=2)
 
 
+@dataclass(frozen=True)
+class Contender:
+    """An arm with its quality and its throughput, both against steps."""
+
+    arm: Arm
+    what: str
+    """The figure that is matched."""
+    curve: Sequence[Quality]
+    rates: Sequence[tuple[float, float]]
+
+
 def matched_tables(
     arms: Sequence[Arm], rates: dict[int, list[tuple[float, float]]], said: str | None
 ) -> Iterable[Table]:
-    """One table for each arm against the baseline."""
-    curves = {arm.index: curve for arm in arms if (curve := quality_curve(arm)) is not None}
-    baseline = next((arm for arm in arms if arm.config.process == "mdlm" and arm.index in curves), None)
-    if baseline is None:
-        return
-    for arm in arms:
-        if arm.index != baseline.index and arm.index in curves and not arm.is_causal:
-            what, own = curves[arm.index]
-            if what == curves[baseline.index][0]:
-                table = matched_table(what, baseline, curves[baseline.index][1], arm, own, rates, said)
-                if table.rows:
-                    yield table
+    """One table for each arm against the first MDLM."""
+    known = [
+        Contender(arm, *curve, rates.get(arm.index, []))
+        for arm in arms
+        if not arm.is_causal and (curve := quality_curve(arm)) is not None
+    ]
+    baseline = next((one for one in known if one.arm.config.process == "mdlm"), None)
+    for one in known:
+        if baseline is not None and one is not baseline and one.what == baseline.what:
+            table = matched_table(baseline, one, said)
+            if table.rows:
+                yield table
 
 
 def quality_curve(arm: Arm) -> tuple[str, list[Quality]] | None:
@@ -216,56 +230,53 @@ def _inconsistent(row: Row) -> Quality:
     return Quality(row["steps"], value, max(1e-6, value - half), min(1.0, value + half))
 
 
-def matched_table(
-    what: str,
-    baseline: Arm,
-    base: Sequence[Quality],
-    arm: Arm,
-    own: Sequence[Quality],
-    rates: dict[int, list[tuple[float, float]]],
-    said: str | None,
-) -> Table:
-    """Where the arm reaches what the baseline reaches at each number of steps."""
-    has_rates = bool(rates.get(baseline.index)) and bool(rates.get(arm.index))
-    has_entropy = all(point.entropy is not None for point in [*base, *own])
-    is_story = what == STORIES
+def matched_table(base: Contender, own: Contender, said: str | None) -> Table:
+    """Where an arm reaches what the baseline reaches at each number of steps."""
+    has_rates = bool(base.rates) and bool(own.rates)
+    has_entropy = all(point.entropy is not None for point in [*base.curve, *own.curve])
+    is_story = base.what == STORIES
     sides = ["steps", *(["tokens/s"] if has_rates else []), *(["entropy"] if has_entropy else [])]
-    columns = [
-        ("", "target"),
-        *((name, side) for name in (baseline.label, arm.label) for side in sides),
-        ("", "fewer steps"),
-        *([("", "speed-up")] if has_rates else []),
-    ]
+    both = [(one.arm.label, side) for one in (base, own) for side in sides]
+    columns = [("", "target"), *both, ("", "fewer steps"), *([("", "speed-up")] if has_rates else [])]
+
+    def side(one: Contender, place: Reached) -> Cells:
+        sign = "≤ " if place.is_first else ""
+        cells: Cells = [sign + (f"{place.steps:,.0f}" if place.steps % 1 == 0 else number(place.steps, 3))]
+        cells += [number(rate_at(one.rates, place.steps), 4)] if has_rates else []
+        return cells + ([fixed(place.entropy, 2)] if has_entropy else [])
+
     rows: list[Cells] = []
-    for point in sorted(base, key=lambda point: -point.steps):
-        if is_story and point.high == 1:  # none may be consistent, which is no target
+    for point in sorted(base.curve, key=lambda point: -point.steps):
+        if is_story and point.high == 1:  # perhaps none is consistent, which is no target
             continue
-        found = reach(own, point.value)
-        line: Cells = [_target(point, is_story)]
-        line += _side(rates.get(baseline.index, []), point.steps, point.entropy, has_rates, has_entropy)
+        line: Cells = [_target(point, is_story), *side(base, Reached(point.steps, point.entropy, False))]
+        found = reach(own.curve, point.value)
         if found is None:
             rows.append([*line, "not reached", *[NOTHING] * (len(columns) - len(line) - 1)])
             continue
-        line += _side(
-            rates.get(arm.index, []), found.steps, found.entropy, has_rates, has_entropy, is_first=found.is_first
-        )
-        line.append(_gain(point, own, lambda steps: steps))
-        if has_rates:
-            slow = rate_at(rates[baseline.index], point.steps)
-            line.append(_gain(point, own, lambda steps, slow=slow: _cost(rates[arm.index], steps, slow, point.steps)))
-        rows.append(line)
+        line += [*side(own, found), _gain(point, own.curve, partial(fewer_steps, point))]
+        rows.append(line + ([_gain(point, own.curve, partial(speed_up, point, base, own))] if has_rates else []))
     notes = [
-        f"For each figure that {baseline.label} reaches, the fewest steps at which {arm.label} does, ln steps on a straight line between "
-        "two measured ones. ≤: the fewest steps measured are already enough, so that the factor is at least this. Ranges: both figures at "
-        "opposite ends of their 95% intervals."
+        f"For each figure that {base.arm.label} reaches, the fewest steps at which {own.arm.label} does, ln steps on a "
+        "straight line between two measured ones. ≤: the fewest steps measured are already enough, so that the factor "
+        "is at least this. Ranges: both figures at opposite ends of their 95% intervals.",
+        f"Throughput: {said}, interpolated in the same way."
+        if has_rates
+        else "No throughput was measured for both arms, so that steps stand for time.",
     ]
-    if has_rates:
-        notes.append(f"Throughput: {said}, interpolated in the same way.")
-    else:
-        notes.append("No throughput was measured for both arms, so that steps stand for time.")
-    return Table(
-        f"{arm.label} against {baseline.label} at matched quality: {what} (the paper's Table 4)", columns, rows, notes
-    )
+    title = f"{own.arm.label} against {base.arm.label} at matched quality: {base.what} (the paper's Table 4)"
+    return Table(title, columns, rows, notes)
+
+
+def fewer_steps(point: Quality, steps: float) -> float | None:
+    """By what factor the steps are fewer."""
+    return point.steps / steps
+
+
+def speed_up(point: Quality, base: Contender, own: Contender, steps: float) -> float | None:
+    """By what factor tokens come faster."""
+    slow, fast = rate_at(base.rates, point.steps), rate_at(own.rates, steps)
+    return None if slow is None or fast is None else fast / slow
 
 
 def _target(point: Quality, is_story: bool) -> Cell:
@@ -275,40 +286,15 @@ def _target(point: Quality, is_story: bool) -> Cell:
     return estimate(point.value, point.low, point.high, lambda value: number(value, 4))
 
 
-def _side(
-    rates: Sequence[tuple[float, float]],
-    steps: float,
-    entropy: float | None,
-    has_rates: bool,
-    has_entropy: bool,
-    *,
-    is_first: bool = False,
-) -> Cells:
-    cells: Cells = [("≤ " if is_first else "") + (f"{steps:,.0f}" if steps % 1 == 0 else number(steps, 3))]
-    if has_rates:
-        cells.append(number(rate_at(rates, steps), 4))
-    if has_entropy:
-        cells.append(fixed(entropy, 2))
-    return cells
-
-
-def _cost(rates: Sequence[tuple[float, float]], steps: float, slow: float | None, at: float) -> float | None:
-    """Steps of the baseline that take as long as so many of the arm's."""
-    fast = rate_at(rates, steps)
-    return None if fast is None or slow is None else at * slow / fast
-
-
-def _gain(point: Quality, own: Sequence[Quality], cost: Callable[[float], float | None]) -> Cell:
-    """The factor with its range."""
-    found = reach(own, point.value)
-    spent = None if found is None else cost(found.steps)
-    if found is None or spent is None:
+def _gain(point: Quality, curve: Sequence[Quality], factor: Callable[[float], float | None]) -> Cell:
+    """A factor with its range."""
+    found = reach(curve, point.value)
+    value = None if found is None else factor(found.steps)
+    if found is None or value is None:
         return Cell(NOTHING, is_quiet=True)
-    ends = []
+    ends: list[str] = []
     for target, end in ((point.low, "high"), (point.high, "low")):
-        other = None if target is None else reach(own, target, end)
-        paid = None if other is None else cost(other.steps)
-        ends.append(None if paid is None else point.steps / paid)
+        other = None if target is None else reach(curve, target, end)
+        ends.append(number(None if other is None else factor(other.steps), 2))
     sign = "≥ " if found.is_first else ""
-    span = f"{number(ends[0], 2)} to {number(ends[1], 2)}" if any(end is not None for end in ends) else ""
-    return Cell(f"{sign}{number(point.steps / spent, 3)}×", span)
+    return Cell(f"{sign}{number(value, 3)}×", f"{ends[0]} to {ends[1]}" if ends != [NOTHING] * 2 else "")

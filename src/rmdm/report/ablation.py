@@ -1,0 +1,66 @@
+"""Where the gain comes from: independent z, and encoders."""
+
+from collections.abc import Callable, Sequence
+
+from rmdm.report.about import kind_of
+from rmdm.report.generation import gen_arms
+from rmdm.report.judges import judge_track
+from rmdm.report.read import Arm
+from rmdm.report.steps import by_steps, track
+from rmdm.report.stories import story_tracks
+from rmdm.report.table import Part, Section, fixed, number
+
+
+def ablation_section(arms: Sequence[Arm]) -> Section | None:
+    """Independent z (Table 5), and encoders (Tables 6 and 7)."""
+    independent = [arm for arm in arms if arm.config.process == "rmdm" and arm.config.latent.independent]
+    with_text = [arm for arm in arms if arm.has_text_latent]
+    parts: list[Part] = []
+    if independent and with_text:
+        parts += ablation_tables("independent z (the paper's Table 5)", [*with_text, *independent], kind_of)
+    if len({arm.config.encoder.name for arm in with_text}) > 1:
+        plain = [arm for arm in arms if arm.config.process == "mdlm"]
+        parts += ablation_tables("encoders (the paper's Tables 6 and 7)", [*plain, *with_text], encoder_of)
+    if not parts:
+        return None
+    lead = "The same method with latents of different encoders."
+    if independent and with_text:
+        lead = "An independent z has the same network and prior, and a latent that knows nothing of its text."
+    return Section("ablation", "Where the gain comes from", lead, parts)
+
+
+def encoder_of(arm: Arm) -> str:
+    """The encoder's name, or that there is none."""
+    return arm.config.encoder.name or "no latent"
+
+
+def ablation_tables(title: str, arms: Sequence[Arm], describe: Callable[[Arm], str]) -> list[Part]:
+    """GenPPL, judges' scores and consistent stories of some arms."""
+
+    def label(arm: Arm, own: str) -> str:
+        return f"{own} ({describe(arm)})"
+
+    gen = [
+        track(arm, label(arm, own), "GenPPL", rows, "gen_ppl", lambda value: number(value, 4))
+        for arm, own, rows in gen_arms(arms)
+    ]
+    gen += [
+        track(arm, label(arm, own), "entropy", rows, "entropy", lambda value: fixed(value, 2), is_compared=False)
+        for arm, own, rows in gen_arms(arms)
+    ]
+    for judge in dict.fromkeys(row["judge"] for arm in arms for row in arm.of("judge", row="scores")):
+        scored = [(arm, arm.of("judge", row="scores", judge=judge)) for arm in arms]
+        gen += [
+            judge_track(arm, label(arm, arm.label), judge, [row for row in rows if row.get("steps") is not None])
+            for arm, rows in scored
+            if rows
+        ]
+    parts: list[Part] = []
+    if len({one.label.arm for one in gen}) > 1:
+        gen.sort(key=lambda one: one.label.arm or 0)
+        parts.append(by_steps(f"Samples: {title}", gen, []))
+    told = [arm for arm in arms if arm.rows.get("stories")]
+    if len(told) > 1:
+        tracks = [one for one in story_tracks(told, "consistent", "consistent %") if not one.metric.endswith(" ")]
+        parts.append(by_steps(f"Consistent stories, %: {title}", tracks, ["± 95%."]))
+    return parts

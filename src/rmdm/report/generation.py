@@ -1,0 +1,185 @@
+"""GenPPL with entropy against steps, the frontier of both, and figures at equal entropy."""
+
+from collections.abc import Iterable, Sequence
+
+from rmdm.report.about import name_cell
+from rmdm.report.judges import judge_track
+from rmdm.report.plots import Level, Line, Plot
+from rmdm.report.read import Arm, Row
+from rmdm.report.steps import Track, by_steps, spoken, spread_points, track
+from rmdm.report.table import NOTHING, Cell, Cells, Note, Part, Section, Table, count, estimate, fixed, number
+
+REAL = "held-out text"
+
+
+def gen_section(arms: Sequence[Arm]) -> Section | None:
+    """GenPPL with entropy against steps, for each evaluator; the frontier; figures at equal entropy."""
+    evaluators = dict.fromkeys(row["evaluator"] for arm in arms for row in arm.of("gen", row="model"))
+    parts: list[Part] = []
+    for evaluator in evaluators:
+        some = [arm for arm in arms if arm.of("gen", row="model", evaluator=evaluator)]
+        if len(evaluators) > 1:
+            parts.append(Note(f"Evaluator {evaluator}: its figures do not compare with another evaluator's."))
+        parts += gen_parts(some, evaluator)
+    if not parts:
+        return None
+    lead = (
+        "Another language model, the evaluator, scores the samples. A low GenPPL can be bought with dull texts, so "
+        "entropy stands beside it, and real text is measured in the same way."
+    )
+    return Section("generation", "Generation: GenPPL with entropy", lead, parts)
+
+
+def gen_arms(arms: Sequence[Arm]) -> list[tuple[Arm, str, list[Row]]]:
+    """(arm, label, rows by steps) at each arm's own temperature, one for each tau."""
+    out = []
+    for arm in arms:
+        rows = arm.of("gen", row="model")
+        if not rows:
+            continue
+        own = arm.config.sample.temperature
+        nearest = min({row["temperature"] for row in rows}, key=lambda value: abs((value or 1.0) - own))
+        taus = sorted({row.get("tau") for row in rows}, key=lambda tau: -(tau or 0))
+        for tau in taus:
+            some = [row for row in rows if row["temperature"] == nearest and row.get("tau") == tau]
+            label = arm.label if len(taus) == 1 or tau is None else f"{arm.label}, τ {tau:.3g}"
+            out.append((arm, label, sorted(some, key=lambda row: row["steps"])))
+    return out
+
+
+def gen_parts(arms: Sequence[Arm], evaluator: str) -> list[Part]:
+    """Plots and tables under one evaluator."""
+    groups, real = gen_arms(arms), [row for arm in arms for row in arm.of("gen", row="held-out")]
+    reference = {(row["gen_ppl"], row["entropy"]): row for row in real}.values()
+    parts: list[Part] = []
+    for key, title, scale in (("gen_ppl", "GenPPL", "log"), ("entropy", "unigram entropy, nats", "linear")):
+        lines = [Line(label, spread_points(rows, "steps", key), arm.index) for arm, label, rows in groups]
+        levels = [Level(REAL, row[key], row[f"{key}_low"], row[f"{key}_high"]) for row in reference if row[key]]
+        name = f"{title.split(',')[0]} against steps"
+        note = "Bands: bootstrap 95%."
+        parts.append(Plot(name, "denoising steps", title, lines, levels, "log2", scale, note=note))
+    parts += frontier_plots(arms, reference)
+    tracks: list[Track] = []
+    for arm, label, rows in groups:
+        tracks.append(track(arm, label, "GenPPL", rows, "gen_ppl", lambda value: number(value, 4)))
+        tracks.append(track(arm, label, "entropy", rows, "entropy", lambda value: fixed(value, 2), is_compared=False))
+        judges = [row["judge"] for row in arm.of("judge", row="scores")]
+        if judges:
+            scored = [row for row in arm.of("judge", row="scores", judge=judges[0]) if row.get("steps") is not None]
+            tracks.append(judge_track(arm, label, f"judge ({judges[0]})", scored))
+    notes = [gen_note([row for _, _, rows in groups for row in rows]), *map(real_note, reference)]
+    parts.append(by_steps("Generation quality by steps (the paper's Table 2)", tracks, notes))
+    matched = [row for arm in arms for row in arm.of("gen", row="matched", evaluator=evaluator)]
+    if matched:
+        parts.append(matched_table(arms, evaluator))
+    parts.append(gen_table(arms, list(reference)))
+    return parts
+
+
+def frontier_plots(arms: Sequence[Arm], reference: Iterable[Row]) -> list[Part]:
+    """GenPPL against entropy: along temperature for some numbers of steps, else along the steps."""
+    rows = [(arm, row) for arm in arms for row in arm.of("gen", row="model")]
+    real = Line(REAL, spread_points(list(reference), "entropy", "gen_ppl"), None, is_joined=False)
+    many = {(arm.index, row["steps"]) for arm, row in rows}
+    if len({(arm.index, row["steps"], row.get("tau"), row["temperature"]) for arm, row in rows}) == len(many):
+        lines = [Line(label, spread_points(own, "entropy", "gen_ppl"), arm.index) for arm, label, own in gen_arms(arms)]
+        note = "Each point is a number of steps; a method is better where it lies lower at the same entropy."
+        return [frontier("GenPPL against entropy", [*lines, real], note)]
+    steps = sorted({step for _, step in many})
+    chosen = steps if len(steps) <= 4 else [steps[round(k * (len(steps) - 1) / 3)] for k in range(4)]
+    plots: list[Part] = []
+    for step in chosen:
+        lines = []
+        for arm in arms:
+            own = [row for row in arm.of("gen", row="model") if row["steps"] == step]
+            for tau in sorted({row.get("tau") for row in own}, key=lambda tau: -(tau or 0)):
+                curve = sorted((row for row in own if row.get("tau") == tau), key=lambda row: row["temperature"])
+                several = len({row.get("tau") for row in own}) > 1
+                label = f"{arm.label}, τ {tau:.3g}" if several and tau is not None else arm.label
+                lines.append(
+                    Line(label, spread_points(curve, "entropy", "gen_ppl"), arm.index, is_dashed=several and tau != 1)
+                )
+        note = "Each point is a temperature; a method is better where it lies lower at the same entropy."
+        plots.append(frontier(f"Frontier at {step:,} steps", [*lines, real], note))
+    return plots
+
+
+def frontier(title: str, lines: Sequence[Line], note: str) -> Plot:
+    """GenPPL over entropy."""
+    return Plot(title, "unigram entropy, nats", "GenPPL", lines, y_scale="log", note=note)
+
+
+def real_note(row: Row) -> str:
+    """Held-out text in words."""
+    low, high = (number(row.get(f"gen_ppl_{end}"), 4) for end in ("low", "high"))
+    figures = f"GenPPL {number(row['gen_ppl'], 4)} ({low} to {high}), entropy {fixed(row['entropy'], 2)}"
+    return f"Held-out text: {figures}, {count(row['n'])} texts."
+
+
+def gen_note(rows: Sequence[Row]) -> str:
+    """Evaluator, sampler, counts and places."""
+    first = rows[0]
+    size = f"{first['evaluator_parameters'] / 1e6:.3g}M parameters, " if first.get("evaluator_parameters") else ""
+    evaluator = f"{first['evaluator']} ({size}{first.get('evaluator_precision')})"
+    return (
+        f"Evaluator {evaluator}; {spoken(rows, 'n')} texts a cell, bootstrap 95%; sampler {spoken(rows, 'sampler')}, "
+        f"temperature {spoken(rows, 'temperature')}, {spoken(rows, 'precision')}; drawn on {spoken(rows, 'device')}, "
+        f"{spoken(rows, 'date')}. Entropy of unigrams over the first {spoken(rows, 'entropy_length')} evaluator tokens."
+    )
+
+
+def matched_table(arms: Sequence[Arm], evaluator: str) -> Table:
+    """GenPPL where the entropy is the same."""
+    tracks: list[Track] = []
+    rows: list[Row] = []
+    missed: list[str] = []
+    for arm in arms:
+        own = arm.of("gen", row="matched", evaluator=evaluator)
+        rows += own
+        for along in dict.fromkeys(row["along"] for row in own):
+            other = "tau" if along == "temperature" else "temperature"
+            for value in dict.fromkeys(row.get(other) for row in own if row["along"] == along):
+                some = [row for row in own if row["along"] == along and row.get(other) == value]
+                at = f", {other.replace('tau', 'τ')} {value:.3g}" if isinstance(value, int | float) else ""
+                label, metric = arm.label + at, f"along {along.replace('tau', 'τ')}"
+                tracks.append(track(arm, label, metric, some, "gen_ppl", lambda value: number(value, 4)))
+                missed += [
+                    f"{label}, {row['steps']} steps, {metric}: entropy reaches {row['reach_low']:.2f} to "
+                    f"{row['reach_high']:.2f} only"
+                    for row in some
+                    if row["gen_ppl"] is None and row.get("reach_low") is not None
+                ]
+    entropy = ", ".join(dict.fromkeys(f"{row['entropy']:.3f}" for row in rows))
+    notes = [
+        f"Compared at an entropy of {entropy} nats, that of held-out text unless another was asked for; ln GenPPL on "
+        f"the line between two neighbours; evaluator {evaluator}."
+    ]
+    return by_steps("GenPPL at equal entropy", tracks, notes + [f"{line}." for line in missed[:12]])
+
+
+def gen_table(arms: Sequence[Arm], reference: Sequence[Row]) -> Table:
+    """Every setting that was drawn, with every figure."""
+    columns = [("", "arm"), ("", "steps"), ("", "temperature"), ("", "τ"), ("", "GenPPL"), ("", "entropy"),
+               ("distinct", "1"), ("distinct", "2"), ("distinct", "3"), ("% of n-grams", "repeated"),
+               ("% of n-grams", "copied"), ("", "self-BLEU"), ("", "MAUVE"), ("", "n")]  # fmt: skip
+    rows: list[Cells] = [[Cell(REAL, is_quiet=True), NOTHING, NOTHING, NOTHING, *gen_cells(row)] for row in reference]
+    for arm in arms:
+        own = arm.of("gen", row="model")
+        for row in sorted(own, key=lambda row: (row["steps"], -(row.get("tau") or 0), row["temperature"])):
+            how = [count(row["steps"]), number(row["temperature"], 2), number(row.get("tau"), 3)]
+            rows.append([name_cell(arm), *how, *gen_cells(row)])
+    return Table("All figures of the samples", columns, rows, is_folded=True, labels=2)
+
+
+def gen_cells(row: Row) -> Cells:
+    """A row's figures."""
+
+    def figure(key: str, scale: float = 1, digits: int = 2) -> Cell:
+        value, low, high = (row.get(name) for name in (key, f"{key}_low", f"{key}_high"))
+        scaled = [None if one is None else scale * one for one in (value, low, high)]
+        return estimate(scaled[0], scaled[1], scaled[2], lambda one: fixed(one, digits))
+
+    ppl = estimate(row["gen_ppl"], row.get("gen_ppl_low"), row.get("gen_ppl_high"), lambda value: number(value, 4))
+    distinct = [fixed(row.get(f"distinct_{n}"), 2) for n in (1, 2, 3)]
+    shares = [figure("repetition", 100, 1), figure("copied", 100, 1), figure("self_bleu"), figure("mauve")]
+    return [ppl, figure("entropy"), *distinct, *shares, count(row.get("n"))]
