@@ -89,7 +89,7 @@ def test_the_latent_s_divergence_is_what_separates_bound_and_conditional_figure(
             assert row["nats"] - conditional == pytest.approx(row["kl"])
             assert row["kl"] > 0.1
         assert rows["family", 1.0]["rows"] == 18
-        assert "a chosen on 6 other rows" in rows["family", 1.0]["note"]
+        assert "a chosen on 6 rows of the set, the figure is of the other 18" in rows["family", 1.0]["note"]
 
 
 def test_a_latent_without_noise_has_an_infinite_divergence(place, capsys):

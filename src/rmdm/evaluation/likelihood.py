@@ -207,7 +207,7 @@ def best_of_family(
     a = min(tried, key=bound)
     rest, rest_rows = latents.at(others), rows.at(others)
     kl_N = rest.kl(np.arange(len(others)), 1.0, a)
-    note = f"a chosen on {count:,} other rows of the set"
+    note = f"a chosen on {count:,} rows of the set, the figure is of the other {N - count:,}"
     return Scored("family", "bound", score(rest.posterior(a), rest_rows), kl_N, 1.0, a, rest_rows, note)
 
 
