@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from rmdm.report.about import kind_of
-from rmdm.report.generation import gen_arms
+from rmdm.report.generation import gen_arms, gen_tracks
 from rmdm.report.judges import judge_track
 from rmdm.report.read import Arm
-from rmdm.report.steps import by_steps, track
+from rmdm.report.steps import by_steps
 from rmdm.report.stories import story_tracks
-from rmdm.report.table import Part, Section, fixed, number
+from rmdm.report.table import Part, Section
 
 
 def ablation_section(arms: Sequence[Arm]) -> Section | None:
@@ -40,14 +40,7 @@ def ablation_tables(title: str, arms: Sequence[Arm], describe: Callable[[Arm], s
     def label(arm: Arm, own: str) -> str:
         return f"{own} ({describe(arm)})"
 
-    gen = [
-        track(arm, label(arm, own), "GenPPL", rows, "gen_ppl", lambda value: number(value, 4))
-        for arm, own, rows in gen_arms(arms)
-    ]
-    gen += [
-        track(arm, label(arm, own), "entropy", rows, "entropy", lambda value: fixed(value, 2), is_compared=False)
-        for arm, own, rows in gen_arms(arms)
-    ]
+    gen = [one for arm, own, rows in gen_arms(arms) for one in gen_tracks(arm, label(arm, own), rows)]
     for judge in dict.fromkeys(row["judge"] for arm in arms for row in arm.of("judge", row="scores")):
         scored = [(arm, arm.of("judge", row="scores", judge=judge)) for arm in arms]
         gen += [
@@ -57,10 +50,10 @@ def ablation_tables(title: str, arms: Sequence[Arm], describe: Callable[[Arm], s
         ]
     parts: list[Part] = []
     if len({one.label.arm for one in gen}) > 1:
-        gen.sort(key=lambda one: one.label.arm or 0)
+        gen.sort(key=lambda one: (one.label.arm or 0, one.label.text))
         parts.append(by_steps(f"Samples: {title}", gen, []))
     told = [arm for arm in arms if arm.rows.get("stories")]
     if len(told) > 1:
-        tracks = [one for one in story_tracks(told, "consistent", "consistent %") if not one.metric.endswith(" ")]
+        tracks = [one for one in story_tracks(told, "consistent", "consistent %") if one.is_compared]
         parts.append(by_steps(f"Consistent stories, %: {title}", tracks, ["± 95%."]))
     return parts

@@ -53,27 +53,47 @@ def gen_parts(arms: Sequence[Arm], evaluator: str) -> list[Part]:
     reference = {(row["gen_ppl"], row["entropy"]): row for row in real}.values()
     parts: list[Part] = []
     for key, title, scale in (("gen_ppl", "GenPPL", "log"), ("entropy", "unigram entropy, nats", "linear")):
-        lines = [Line(label, spread_points(rows, "steps", key), arm.index) for arm, label, rows in groups]
+        lines = [
+            Line(
+                label,
+                spread_points(rows, "steps", key),
+                arm.index,
+                is_dashed=label != arm.label and rows[0]["tau"] != 1,
+            )
+            for arm, label, rows in groups
+        ]
         levels = [Level(REAL, row[key], row[f"{key}_low"], row[f"{key}_high"]) for row in reference if row[key]]
-        name = f"{title.split(',')[0]} against steps"
+        name = f"{title[0].upper()}{title[1:].split(',')[0]} against steps"
         note = "Bands: bootstrap 95%."
         parts.append(Plot(name, "denoising steps", title, lines, levels, "log2", scale, note=note))
     parts += frontier_plots(arms, reference)
     tracks: list[Track] = []
-    for arm, label, rows in groups:
-        tracks.append(track(arm, label, "GenPPL", rows, "gen_ppl", lambda value: number(value, 4)))
-        tracks.append(track(arm, label, "entropy", rows, "entropy", lambda value: fixed(value, 2), is_compared=False))
+    for arm in arms:
+        for _, label, rows in gen_arms([arm]):
+            tracks += gen_tracks(arm, label, rows)
         judges = [row["judge"] for row in arm.of("judge", row="scores")]
         if judges:
             scored = [row for row in arm.of("judge", row="scores", judge=judges[0]) if row.get("steps") is not None]
-            tracks.append(judge_track(arm, label, f"judge ({judges[0]})", scored))
-    notes = [gen_note([row for _, _, rows in groups for row in rows]), *map(real_note, reference)]
+            tracks.append(judge_track(arm, arm.label, f"judge ({judges[0]})", scored))
+    notes = [
+        gen_note([row for _, _, rows in groups for row in rows]),
+        *map(real_note, reference),
+        "No GenPPL is marked best where entropies differ; GenPPL at equal entropy compares them.",
+    ]
     parts.append(by_steps("Generation quality by steps (the paper's Table 2)", tracks, notes))
     matched = [row for arm in arms for row in arm.of("gen", row="matched", evaluator=evaluator)]
     if matched:
         parts.append(matched_table(arms, evaluator))
     parts.append(gen_table(arms, list(reference)))
     return parts
+
+
+def gen_tracks(arm: Arm, label: str, rows: Sequence[Row]) -> list[Track]:
+    """GenPPL, and entropy with it."""
+    return [
+        track(arm, label, "GenPPL", rows, "gen_ppl", lambda value: number(value, 4), is_compared=False),
+        track(arm, label, "entropy", rows, "entropy", lambda value: fixed(value, 2), is_compared=False),
+    ]
 
 
 def frontier_plots(arms: Sequence[Arm], reference: Iterable[Row]) -> list[Part]:

@@ -7,7 +7,6 @@ from rmdm.report.plots import Line, Plot, Point
 from rmdm.report.read import Arm, Row, tokenizer_id
 from rmdm.report.steps import spoken
 from rmdm.report.table import (
-    BEST,
     NOTHING,
     Cell,
     Cells,
@@ -16,6 +15,7 @@ from rmdm.report.table import (
     Section,
     Spread,
     Table,
+    best_note,
     count,
     estimate,
     fixed,
@@ -26,7 +26,6 @@ from rmdm.report.table import (
 
 HELD_OUT, LAW = "valid", "true law"
 FIGURES = {
-    "own": "own bound or exact",
     "conditional": "conditional, no bound",
     "kl": "with the latent's KL",
     "paper": "the same, paper's prior",
@@ -97,10 +96,10 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     rows_of: list[Cells] = []
     for (label, _), line, row, mark in zip(lines, cells, best, marked, strict=True):
         own = _ppl(row)
-        bits = fixed(row["bits_per_byte"], 4) if row is not None else NOTHING
+        bits = _bits(row, is_lossy=False)
         rows_of.append([label, Cell(own.text, own.range, mark.is_best, is_quiet=own.is_quiet), bits, *line])
     if law is not None:
-        known = [_ppl(law), fixed(law["bits_per_byte"], 4)]
+        known = [_ppl(law), _bits(law, is_lossy=False)]
         rows_of.append([Cell("the true law", is_quiet=True), *known, *[NOTHING] * len(used)])
     valid = "bound or exact" if pad != "not counted" else "text's share"
     columns = [
@@ -113,10 +112,11 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     where = {None: "", "counted": ", PAD counted", "not counted": ", PAD not counted"}[pad]
     notes = [
         f"{spoken(first, 'source')}; {spoken(first, 'rows')} rows, {spoken(first, 'draws')} draws a row, 95% over "
-        f"rows; {spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}. {BEST}",
+        f"rows; {spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}.",
         "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the best of q_a (a chosen on other rows), "
         "else the least of KL and drawn latent at τ = 1.",
     ]
+    notes += best_note(rows_of)
     if pad == "not counted":
         notes.append(
             "Without PAD these are the text's share of the bound on text and PAD, as others report it, and no bounds."
@@ -178,8 +178,9 @@ def zero_shot_tables(arms: Sequence[Arm]) -> list[Part]:
                 line.append(_ppl(conditional))
         rows.append(line)
     every = [row for arm in arms for row in arm.rows["ppl"] if row["set"] != HELD_OUT]
-    note = f"95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}. {BEST}"
-    return [Table("Zero-shot perplexity (the paper's Table 3)", columns, rows, [note]), bytes_table(arms)]
+    note = f"95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}."
+    title = "Zero-shot perplexity (the paper's Table 3)"
+    return [Table(title, columns, rows, [note, *best_note(rows)]), bytes_table(arms)]
 
 
 def bytes_table(arms: Sequence[Arm]) -> Table:
@@ -194,7 +195,7 @@ def bytes_table(arms: Sequence[Arm]) -> Table:
             for arm, row in zip(arms, found, strict=True)
         ]
         rows.append([HELD_OUT_NAME if name == HELD_OUT else name, *mark_best(cells, spreads)])
-    notes = [f"Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over rows. {BEST}"]
+    notes = ["Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over rows.", *best_note(rows)]
     notes += [f"* {label}: not comparable, {why}." for label, why in lossy.items()]
     if len({arm.config.data.name for arm in arms}) > 1:
         notes.append(

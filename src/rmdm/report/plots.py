@@ -11,7 +11,9 @@ from typing import Literal
 from rmdm.report.table import escape, number
 
 WIDTH, HEIGHT = 480, 310
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 46
+LEFT, RIGHT, TOP, BOTTOM = 66, 14, 12, 46
+MARGIN = 18
+"""Left edge of plots whose rows are named inside."""
 TICKS = 5
 MOST_POINTS = 160
 """Longer lines are thinned: a page is no place for every step."""
@@ -127,18 +129,11 @@ class Scale:
         """Round figures to write at the axis."""
         if self.name == "log2":
             return _powers(2, self.low, self.high, 8)
-        if self.name == "log" and self.high / self.low >= 30:
-            tens = _powers(10, self.low, self.high, TICKS)
-            return (
-                tens
-                if len(tens) > 2
-                else sorted(
-                    factor * 10.0**k
-                    for k in range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-                    for factor in (1, 3)
-                    if self.low <= factor * 10.0**k <= self.high
-                )
-            )
+        if self.name == "log":
+            fine = _decades(self.low, self.high, (1, 2, 5))
+            found = fine if len(fine) <= 7 else _powers(10, self.low, self.high, TICKS)
+            if len(found) > 2:
+                return found
         return _round_steps(self.low, self.high)
 
 
@@ -160,6 +155,12 @@ def _powers(base: int, low: float, high: float, most: int) -> list[float]:
     first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
     stride = max(1, math.ceil((last - first + 1) / most))
     return [float(base) ** k for k in range(first, last + 1, stride)]
+
+
+def _decades(low: float, high: float, factors: Sequence[int]) -> list[float]:
+    """1, 2, 5, 10, 20, ... in a range."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [value for k in powers for factor in factors if low <= (value := factor * 10.0**k) <= high]
 
 
 def _round_steps(low: float, high: float) -> list[float]:
@@ -189,22 +190,27 @@ def _axes(across: Scale, up: Scale, x: str, y: str) -> Iterable[str]:
     yield f'<text class="name" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>'
     height = (TOP + bottom) / 2
     yield (
-        f'<text class="name" transform="translate(13 {height:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
+        f'<text class="name" transform="translate(12 {height:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
     )
 
 
 def _labels(ticks: Sequence[float], name: ScaleName) -> Callable[[float], str]:
     """How to write ticks: all with as many decimals as the finest of them needs."""
     if name != "linear":
-        return lambda tick: f"{tick:,.0f}" if 1 <= tick < 1e6 else f"{tick:g}"
+        return _short
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
     places = max(0, -math.floor(math.log10(step) + 1e-9))
-    most = max((abs(tick) for tick in ticks), default=0.0)
-    if most >= 1e6:
-        return lambda tick: f"{tick / 1e6:g}M"
-    if most >= 1e4:
-        return lambda tick: f"{tick / 1e3:g}K"
+    if max((abs(tick) for tick in ticks), default=0.0) >= 1e4:
+        return _short
     return lambda tick: f"{tick + 0.0:.{places}f}"
+
+
+def _short(tick: float) -> str:
+    """A round number with its unit."""
+    for unit, name in ((1e6, "M"), (1e3, "K")):
+        if abs(tick) >= 10 * unit or (unit == 1e6 and abs(tick) >= unit):
+            return f"{tick / unit:g}{name}"
+    return f"{tick:,.0f}" if tick % 1 == 0 else f"{tick:g}"
 
 
 def _level(level: Level, up: Scale) -> str:
@@ -318,7 +324,7 @@ class Dots:
         pitch, bottom = 40, 46
         height = TOP + pitch * len(self.rows) + bottom
         values = [self.best, *(value for _, _, figures in self.rows for _, value in figures)]
-        across = Scale.around(values, self.x_scale, LEFT - 40, WIDTH - RIGHT, pad=0.04)
+        across = Scale.around(values, self.x_scale, MARGIN, WIDTH - RIGHT, pad=0.04)
         floor = height - bottom
         parts = [f'<path class="line level" d="M{across.at(self.best):.1f} {TOP}V{floor}"/>']
         ticks = across.ticks()
@@ -327,14 +333,14 @@ class Dots:
             at = across.at(tick)
             parts.append(f'<path class="axis" d="M{at:.1f} {floor}v4"/>')
             parts.append(f'<text class="tick" x="{at:.1f}" y="{floor + 18}" text-anchor="middle">{say(tick)}</text>')
-        parts.append(f'<path class="axis" d="M{LEFT - 40} {floor}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<path class="axis" d="M{MARGIN} {floor}H{WIDTH - RIGHT}"/>')
         parts.append(
             f'<text class="name" x="{WIDTH / 2}" y="{height - 8}" text-anchor="middle">{escape(self.x)}</text>'
         )
         for k, (label, arm, figures) in enumerate(self.rows):
             y = TOP + pitch * k + 30
-            parts.append(f'<text class="row" x="{LEFT - 40}" y="{y - 13}">{escape(label)}</text>')
-            parts.append(f'<path class="grid" d="M{LEFT - 40} {y}H{WIDTH - RIGHT}"/>')
+            parts.append(f'<text class="row" x="{MARGIN}" y="{y - 13}">{escape(label)}</text>')
+            parts.append(f'<path class="grid" d="M{MARGIN} {y}H{WIDTH - RIGHT}"/>')
             for what, value in figures:
                 place = names.index(what)
                 title = f"<title>{escape(label)}, {escape(what)}: {number(value, 4)}</title>"

@@ -108,11 +108,11 @@ def own_steps(arm: Arm, steps: Sequence[int]) -> list[int]:
 
 
 def wanted_steps(arms: Sequence[Arm], known: dict[int, dict[int, list[str]]]) -> list[int]:
-    """Few, some and many of the steps that all arms have texts of; else two that are quickly drawn."""
+    """Few and many of the steps that all arms have texts of; else two that are quickly drawn."""
     sets = [set(known[arm.index]) for arm in arms if not arm.is_causal and known[arm.index]]
     common = sorted(set.intersection(*sets)) if sets else []
-    if len(common) > 3:
-        common = [common[0], common[len(common) // 2], common[-1]]
+    if len(common) > 2:
+        common = [common[len(common) // 3], common[-1]]
     if common:
         return common
     most = min(arm.config.data.length for arm in arms)
@@ -195,7 +195,7 @@ def texts_of(arm: Arm, steps: int, texts: Sequence[str]) -> Texts:
         world = storyworld(size)
         for text in texts:
             check = world.check(text)
-            reason = check.broken[0] if check.broken else "no sentences of this world"
+            reason = check.broken[0].removeprefix("grammar: ") if check.broken else "no sentences of this world"
             word = "not consistent" if check.grammatical else "not grammatical"
             verdicts.append((check.consistent, "consistent" if check.consistent else f"{word}: {reason}"))
     return Texts(arm, texts, verdicts, how)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rmdm.report.about import name_cell
 from rmdm.report.plots import Point
 from rmdm.report.read import Arm, Row
-from rmdm.report.table import BEST, NOTHING, Cell, Cells, Spread, Table, estimate, mark_best
+from rmdm.report.table import NOTHING, Cell, Cells, Spread, Table, best_note, estimate, mark_best
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Track:
     cells: dict[int, tuple[Cell, Spread | None]]
     higher: bool = False
     is_compared: bool = True
-    """Whether a best one is worth marking: more or less entropy is not better."""
+    """Whether it is a rival of the others: more entropy is not better, and true latents are no rival of drawn ones."""
 
 
-def by_steps(title: str, tracks: Sequence[Track], notes: Sequence[str], *, corner: str = "arm") -> Table:
+def by_steps(title: str, tracks: Sequence[Track], notes: Sequence[str]) -> Table:
     """The paper's layout: a line an arm and figure, a column a number of steps, the most on the left."""
     steps = sorted({count for track in tracks for count in track.cells}, reverse=True)
     cells = [[track.cells.get(step, (Cell(NOTHING, is_quiet=True), None)) for step in steps] for track in tracks]
     for metric in dict.fromkeys(track.metric for track in tracks if track.is_compared):
-        own = [k for k, track in enumerate(tracks) if track.metric == metric]
+        own = [k for k, track in enumerate(tracks) if track.is_compared and track.metric == metric]
         for column in range(len(steps)):
             found = [cells[k][column] for k in own]
             marked = mark_best(
@@ -35,12 +35,12 @@ def by_steps(title: str, tracks: Sequence[Track], notes: Sequence[str], *, corne
             for k, cell, (_, spread) in zip(own, marked, found, strict=True):
                 cells[k][column] = (cell, spread)
     several = len({track.metric for track in tracks}) > 1
-    columns = [("", corner), *([("", "figure")] if several else []), *(("steps", f"{step:,}") for step in steps)]
+    columns = [("", "arm"), *([("", "figure")] if several else []), *(("steps", f"{step:,}") for step in steps)]
     rows: list[Cells] = [
         [track.label, *([track.metric] if several else []), *(cell for cell, _ in line)]
         for track, line in zip(tracks, cells, strict=True)
     ]
-    return Table(title, columns, rows, [*notes, *([BEST] if len(tracks) > 1 else [])], labels=2 if several else 1)
+    return Table(title, columns, rows, [*notes, *best_note(rows)], labels=2 if several else 1)
 
 
 def track(

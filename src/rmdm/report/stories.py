@@ -71,8 +71,7 @@ def story_tracks(arms: Sequence[Arm], key: str, metric: str) -> Iterable[Track]:
         for row in rows:
             value, half = 100 * row[key], share_half(row[key], row["n"])
             cells[row["steps"]] = (plus_minus(value, half, 1), (value, value - half, value + half))
-        # What is written with true latents is no rival of what is drawn.
-        yield Track(name_cell(arm, label), metric if label == arm.label else f"{metric} ", cells, higher=True)
+        yield Track(name_cell(arm, label), metric, cells, higher=True, is_compared=label == arm.label)
 
 
 def stories_table(arms: Sequence[Arm]) -> Table:

@@ -3,11 +3,14 @@
 import html
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 NOTHING = "–"
+DOTTED = re.compile(r"[a-z_]+(\.[a-z_0-9]+)+")
+"""A setting's name, which may be broken at its dots."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Table:
 def _html(cell: Cell | str, column: int, labels: int) -> str:
     cell = cell if isinstance(cell, Cell) else Cell(cell)
     text = escape(cell.text)
+    if column == 0 and DOTTED.fullmatch(cell.text):
+        text = text.replace(".", ".<wbr>")
     if cell.arm is not None:
         text = f'<span class="swatch a{cell.arm % 8}"></span>{text}'
     if cell.is_best:
@@ -228,4 +233,7 @@ def _near(spread: Spread, higher: bool) -> float:
     return value if end is None else end
 
 
-BEST = "Bold: best, where its 95% interval overlaps no other's."
+def best_note(rows: Iterable[Iterable[Cell | str]]) -> list[str]:
+    """What bold means, where something is."""
+    is_marked = any(isinstance(cell, Cell) and cell.is_best for row in rows for cell in row)
+    return ["Bold: best, where its 95% interval overlaps no other's."] if is_marked else []
