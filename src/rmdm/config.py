@@ -313,6 +313,8 @@ class Config:
 
 ADAPTER = TypeAdapter(Config)
 PRESETS = resources.files("rmdm") / "configs"
+OPEN_BELOW = {"sample.latent_temperature"}
+"""Fields whose lower bound is itself not allowed."""
 
 
 def preset_names() -> list[str]:
@@ -409,7 +411,10 @@ def validate(config: Config) -> None:
         ("seed", config.seed, 0, 2**63 - 1),
         *_bounds_of_stage_one(config),
     ]:
-        if not low <= value <= high:  # also false for nan
+        is_open = name in OPEN_BELOW
+        if not (low < value <= high if is_open else low <= value <= high):  # also false for nan
+            if is_open:
+                raise ConfigError(f"{name}={value} is not above {low} and at most {high:g}; use 1.0, for example")
             if high == infinity:
                 raise ConfigError(f"{name}={value} is below {low}; use {low} or more")
             raise ConfigError(f"{name}={value} is outside {low}..{high:g}; use a value in that range")

@@ -73,6 +73,8 @@ def test_arms_of_one_corpus_differ_in_the_objective_alone():
         ({"optim": {"clip": -1}}, "optim.clip=-1.0 is below 0"),
         ({"optim": {"lr": float("inf")}}, "optim.lr=inf"),
         ({"seed": 10**23}, "seed="),
+        ({"sample": {"latent_temperature": 0}}, "sample.latent_temperature=0.0 is not above 0 and at most 1000"),
+        ({"sample": {"temperature": 0}}, "sample.temperature=0.0 is outside 1e-06.."),
         ({"process": "sed"}, "process='sed'"),
         ([1], "expected fields"),
     ],
@@ -82,6 +84,12 @@ def test_a_mistake_is_one_line_that_names_field_and_remedy(values, message):
         decode(values, "here")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_ends_of_a_range_are_allowed_unless_it_is_open():
+    for tau in (1e-6, 1000, "paper"):
+        assert decode({"sample": {"latent_temperature": tau}}, "here").sample.latent_temperature == tau
+    assert decode({"latent": {"sigma": 0}}, "here").latent.sigma == 0
 
 
 def test_broken_yaml_names_the_line(tmp_path):
