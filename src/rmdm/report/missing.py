@@ -46,7 +46,8 @@ def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str
     scored = [arm for arm in texts if arm.rows.get("gen") and not arm.is_causal]
     temperatures = " --temperatures 0.8,0.9,1,1.1"
     ask("GenPPL at equal entropy", "eval gen", scored, lambda arm: arm.of("gen", row="matched"), temperatures)
-    ask("Texts side by side, for which a model is needed", "train", without_texts, lambda arm: arm.model)
+    for arm in without_texts:
+        ask("Texts side by side, for which a model is needed", "train", [arm], lambda arm: arm.model)
     slow = [arm for arm in without_texts if arm.model]
     ask("Texts side by side: drawing them here would take long", "eval gen", slow, lambda arm: arm.is_story)
     if "bench" in VERBS:

@@ -229,4 +229,6 @@ def default_folder(runs: Sequence[Path]) -> Path:
     """`report` in the folder that holds all the runs; in the run itself where there is one."""
     if len(runs) == 1:
         return runs[0] / "report"
-    return Path(os.path.relpath(os.path.commonpath([run.resolve().parent for run in runs]))) / "report"
+    absolute = any(run.is_absolute() for run in runs)
+    parents = [run.resolve().parent if absolute else Path(os.path.normpath(run.parent)) for run in runs]
+    return Path(os.path.commonpath(parents)) / "report"
