@@ -219,6 +219,7 @@ def run_presets(runs: Sequence[tuple[Config, Path]], resume: str, show: Show) ->
     stories = [out for config, out in runs if config.data.storyworld and not config.data.path]
     if stories and is_main():
         whole["stories"] = measure_stage(stories, show)
+        whole["report"] = report_stage(stories, show)
     return whole
 
 
@@ -272,6 +273,16 @@ def measure_stage(
     rows = measure_runs(runs, device, show, **asked)
     show(render_stories(rows))
     return [row.to_json() for row in rows]
+
+
+def report_stage(runs: Sequence[Path], show: Show) -> str:
+    """Everything measured of some runs on one page; returns its path."""
+    from rmdm.report.page import write_report
+    from rmdm.report.read import default_folder
+
+    page = write_report(runs, default_folder(runs)).html
+    show(f"report: {page}")
+    return str(page)
 
 
 def sample_stage(ref: str, request: Request, device: str, show: Show | None, *, frames: bool = False) -> Outcome:
