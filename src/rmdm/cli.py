@@ -237,17 +237,19 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")
     parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
-    parser.add_argument("--sampler", help="ancestral (default), max_prob, margin, entropy; analytic, euler (sedd); ar")
+    parser.add_argument(
+        "--sampler", help="ancestral, max_prob, margin, entropy; for sedd analytic, euler (default: own)"
+    )
     parser.add_argument("--remask", type=float, help="share of unsure tokens each step takes back (confidence orders)")
     latent = parser.add_argument_group("latent (rmdm models)")
-    latent.add_argument("--guidance", type=float, help="weight on the latent (default 1)")
+    latent.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
     latent.add_argument(
         "--latent-temperature", type=tau_of, metavar="TAU", help="scales its noise; a number or 'paper'"
     )
     latent.add_argument("--latent-seed", type=int, help="seed of the latents (default: --seed)")
     latent.add_argument("--like", metavar="TEXT", help="write with the latent of this text")
     latent.add_argument("--between", nargs=2, metavar=("A", "B"), help="write in between of two texts")
-    latent.add_argument("--weight", type=float, default=0.5, help="for --between: 0 is A, 1 is B (default 0.5)")
+    latent.add_argument("--weight", type=float, help="for --between: 0 is A, 1 is B (default 0.5)")
     given = parser.add_argument_group("given tokens")
     given.add_argument("--infill", metavar="TEXT", help="fill the gaps of a text: [MASK], or [MASK:3] for three tokens")
     given.add_argument("--prefix", metavar="TEXT", help="what the texts begin with")
@@ -389,12 +391,12 @@ def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) 
 
 
 def as_flag(message: str, names: Sequence[str]) -> str:
-    """A message that begins with an argument (`top_p=0 is ...`) as it is spelled here (`--top-p 0 is ...`)."""
-    name = next((name for name in names if re.match(rf"{name}\b", message)), None)
-    if name is None:
-        return message
-    rest = message.removeprefix(name)
-    return f"--{name.replace('_', '-')}{' ' + rest[1:] if rest.startswith('=') else rest}"
+    """A message about arguments (`top_p=0 is ...; use top_p=1`) as they are spelled here (`--top-p 0 is ...`)."""
+    for name in names:
+        flag = f"--{name.replace('_', '-')}"
+        message = re.sub(rf"^{name}(=|\b)", lambda m, flag=flag: f"{flag} " if m[1] else flag, message)
+        message = re.sub(rf"(?<![\w.-]){name}=('?)([^\s;,']+)\1", rf"{flag} \2", message)
+    return message
 
 
 def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:

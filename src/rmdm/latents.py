@@ -20,7 +20,7 @@ from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, TextLatent
 from rmdm.samplers.generate import autocast
 from rmdm.samplers.given import resample
 from rmdm.samplers.infill import Page, Pattern
-from rmdm.samplers.latents import LatentReader, LatentSource, slerp
+from rmdm.samplers.latents import LatentReader, LatentSource, Tau, slerp
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SampleSettings
 
@@ -35,7 +35,9 @@ class Choice:
     by: str
     """`flow`, `prior`: drawn. `latent`, `like`, `between`: named. `encode`, `resample`: from the given tokens. `null`:
     the learned null. `none`: the model has no latent."""
-    tau: float = 1.0
+    tau: Tau = 1.0
+    scale: float = 1.0
+    """tau as a number."""
     draws: int = 1
     rounds: int = 1
 
@@ -50,10 +52,15 @@ class Choice:
         return {
             "latent": self.by if self.by != "none" else None,
             "latent_seed": seed if self.by not in ("none", "null") else None,
-            "tau": self.tau if self.by in ("flow", "prior", "resample") else None,
+            "tau": self.scale if self.by in ("flow", "prior", "resample") else None,
             **({"draws": self.draws, "rounds": self.rounds} if self.by == "resample" else {}),
-            **({"weight": request.weight} if self.by == "between" else {}),
+            **({"weight": middle(request.weight)} if self.by == "between" else {}),
         }
+
+
+def middle(weight: float | None) -> float:
+    """Where between two latents, if nothing was said."""
+    return 0.5 if weight is None else weight
 
 
 class Latents:
@@ -63,7 +70,7 @@ class Latents:
         """`folder` is the release, which holds the flow and the whitening."""
         self.backbone, self.tokenizer, self.config, self.folder = backbone, tokenizer, config, folder
         self.device = backbone.embed.weight.device
-        self.page = Page.of(tokenizer, config.data)
+        self.page = Page.of(tokenizer, config)
 
     def choose(self, request: Request, settings: SampleSettings, pattern: Pattern) -> Choice:
         """Where the latents of a request come from; raises `ConfigError` where the model cannot do what is asked."""
@@ -82,8 +89,11 @@ class Latents:
             if getattr(request, field) is not None:
                 return Choice(field)
         asked = request.latent_temperature
-        tau = self.source.temperature(self.config.sample.latent_temperature if asked is None else asked)
-        drawn = Choice("flow" if self.source.flow is not None else "prior", tau)
+        tau = self.config.sample.latent_temperature if asked is None else asked
+        scale = self.source.temperature(tau)
+        drawn = Choice("flow" if self.source.flow is not None else "prior", tau, scale)
+        if latent.independent and request.given not in (None, "prior"):
+            raise ConfigError(f"given={request.given!r}, but the latent of {name} knows nothing of the text; use prior")
         if latent.independent or (pattern.x_L == self.tokenizer.mask_id).all():
             return drawn
         given = request.given or latent.given or "null"
@@ -93,7 +103,9 @@ class Latents:
             raise ConfigError(f"given='null' writes without a latent, which {why}; use {others}")
         if given == "resample":
             own = self.config.sample
-            return Choice(given, tau, request.draws or own.draws, request.rounds or own.rounds)
+            if not self.text_given(pattern).any():
+                return drawn
+            return Choice(given, tau, scale, request.draws or own.draws, request.rounds or own.rounds)
         return drawn if given == "prior" else Choice(given)
 
     def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
@@ -110,9 +122,13 @@ class Latents:
             e_BGD = self.reader.fill(e_1GD.expand(request.n, -1, -1), present_1G.expand(request.n, -1), keys_B)
             return self._noisy(self.reader.condition(e_BGD), keys_B)
         if request.between is not None:
-            return self._between(request.between, request.weight, keys_B)
+            return self._between(request.between, middle(request.weight), keys_B)
         end = request.like if request.like is not None else request.latent
         return self._end(end, choice.by, keys_B) if end is not None else self.source.draw(keys_B, choice.tau)
+
+    def text_given(self, pattern: Pattern) -> NDArray[np.bool_]:
+        """Positions where a pattern gives text, and not only where it ends."""
+        return ~self.tokenizer.is_control[pattern.x_L]
 
     def scored(self, x_BL: Tensor) -> NDArray[np.bool_]:
         """Given tokens that tell latents apart: all that the model was trained to predict."""

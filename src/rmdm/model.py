@@ -26,6 +26,7 @@ from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError
 from rmdm.latents import LatentEnd, Latents
 from rmdm.request import Generation, Given, Request, TextLatent
+from rmdm.samplers.denoiser import Barred
 from rmdm.samplers.generate import BATCH, Writer, autocast, own_settings
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.noise import row_keys
@@ -65,7 +66,7 @@ class Model:
         latent: Tensor | TextLatent | None = None,
         like: str | TextLatent | None = None,
         between: tuple[LatentEnd, LatentEnd] | None = None,
-        weight: float = 0.5,
+        weight: float | None = None,
         prefix: str | None = None,
         suffix: str | None = None,
         tokens: int | None = None,
@@ -101,7 +102,7 @@ class Model:
         latent: Tensor | TextLatent | None = None,
         like: str | TextLatent | None = None,
         between: tuple[LatentEnd, LatentEnd] | None = None,
-        weight: float = 0.5,
+        weight: float | None = None,
         given: Given | None = None,
         draws: int | None = None,
         rounds: int | None = None,
@@ -109,6 +110,8 @@ class Model:
         callback: Callback | None = None,
     ) -> Generation:
         """Fill the gaps of a text, `[MASK]` (one token) or `[MASK:n]`, in `n` ways; the rest of it stays as it is."""
+        if not isinstance(text, str):
+            raise ConfigError(f"infill={text!r} is no text; write [MASK] or [MASK:3] where tokens are wanted")
         request = Request(
             infill=text, n=n, steps=steps, seed=seed, sampler=sampler, temperature=temperature, top_p=top_p,
             remask=remask, guidance=guidance, latent_temperature=latent_temperature, latent_seed=latent_seed,
@@ -150,6 +153,7 @@ class Model:
                 zt_BGd=zt_BGd,
                 without=zt_BGd is None,
                 batch=request.n if is_heard else BATCH,
+                barred=self.barred(pattern),
                 callback=heard if is_heard else None,
             )
         tokens_BL = written_BL.cpu().numpy()
@@ -168,6 +172,15 @@ class Model:
             seconds=seconds,
             latents=zt_BGd,
         )
+
+    def barred(self, pattern: Pattern) -> Barred | None:
+        """Inside a text of known length nothing is written that is no text."""
+        if pattern.shown is None:
+            return None
+        places_L = torch.zeros(self.backbone.length, dtype=torch.bool)
+        places_L[pattern.shown] = True
+        control_V = torch.from_numpy(self.tokenizer.is_control[: self.backbone.vocab_size])
+        return Barred(places_L.to(self.device), control_V.to(self.device))
 
     def texts(self, x_BL: NDArray[np.int64], pattern: Pattern | None = None) -> list[str]:
         """Rows as texts: what a pattern shows, else the first document of a padded row, else all of a row."""

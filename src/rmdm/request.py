@@ -4,6 +4,8 @@ Shapes: n texts, L positions, G groups, D_z numbers of an embedding's group, d_z
 """
 
 import math
+import numbers
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +31,8 @@ RANGES: dict[str, tuple[int, float, str]] = {
     "rounds": (1, math.inf, "32, for example"),
 }
 """Least and largest value of each whole number of a request, and what to use instead of another."""
+NUMBERS = ("temperature", "top_p", "remask", "guidance", "weight")
+TEXTS = ("sampler", "prefix", "suffix", "infill")
 AFFIXES = ("prefix", "suffix", "tokens")
 SOURCES = ("latent", "like", "between")
 RESAMPLING = ("draws", "rounds")
@@ -95,8 +99,8 @@ class Request:
     """A text whose latent to write with."""
     between: "tuple[str | TextLatent | Tensor, str | TextLatent | Tensor] | None" = None
     """Two texts, or latents, to write in between of."""
-    weight: float = 0.5
-    """Where between the two: 0 is the first, 1 the second."""
+    weight: float | None = None
+    """Where between the two: 0 is the first, 1 the second; None is the middle."""
     prefix: str | None = None
     """What the texts begin with."""
     suffix: str | None = None
@@ -114,13 +118,16 @@ class Request:
 
     def check(self) -> None:
         """Raise `ConfigError` for what no model could do; what depends on the model is checked when it is written."""
+        self._check_types()
         for name, (low, high, example) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 side = f"below {low}" if value < low else f"above {high}"
                 raise ConfigError(f"{name}={value} is {side}; use {example}")
-        if not 0 <= self.weight <= 1:
+        if self.weight is not None and not 0 <= self.weight <= 1:
             raise ConfigError(f"weight={self.weight} is outside 0..1; use 0.5 for the middle")
+        if self.weight is not None and self.between is None:
+            raise ConfigError(f"weight={self.weight} is for between; give two texts or latents, or drop it")
         if self.given is not None and self.given not in GIVEN:
             raise ConfigError(f"given={self.given!r} is unknown; {nearest(str(self.given), GIVEN)}")
         self._check_latent()
@@ -130,8 +137,36 @@ class Request:
         if self.given is not None and self.infill is None and not affixes:
             raise ConfigError(f"given={self.given!r} is about given tokens; give a prefix, a suffix or an infill text")
         for name in self._named(RESAMPLING):
+            if self.infill is None and not affixes:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is about given tokens; give a prefix, a suffix or an infill text"
+                )
             if self.given not in (None, "resample"):
                 raise ConfigError(f"{name}={getattr(self, name)} is for given='resample', not {self.given!r}; drop one")
+
+    def _check_types(self) -> None:
+        for name, (*_, example) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None:
+                try:
+                    object.__setattr__(self, name, operator.index(value))  # numpy's whole numbers too
+                except TypeError:
+                    raise ConfigError(f"{name}={value!r} is no whole number; use {example}") from None
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, numbers.Real):
+                raise ConfigError(f"{name}={value!r} is no number; use 0.5, for example")
+        tau = self.latent_temperature
+        if tau is not None and tau != "paper" and not isinstance(tau, numbers.Real):
+            raise ConfigError(f"latent_temperature={tau!r} is no number; use 1.0 or 'paper'")
+        for name in TEXTS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}={value!r} is no text; give a string")
+        if self.like is not None and not isinstance(self.like, str | TextLatent):
+            raise ConfigError(f"like={self.like!r} is no text; give a string, or what Model.encode returns")
+        if self.between is not None and (isinstance(self.between, str) or len(self.between) != 2):
+            raise ConfigError("between takes two texts or latents; give a pair of them")
 
     def _check_latent(self) -> None:
         sources = self._named(SOURCES)

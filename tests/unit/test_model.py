@@ -40,6 +40,7 @@ def zoo(tmp_path_factory):
         "firm": ("rmdm", {"latent__dropout": 0.0}),
         "sedd": ("sedd", {}),
         "ar": ("ar", {}),
+        "wrapped ar": ("ar", {"data__layout": "packed", "data__wrap": True}),
     }
     return Zoo(
         {name: rmdm.load(save_release(root / name, kind, **more), "cpu") for name, (kind, more) in kinds.items()}
@@ -85,6 +86,89 @@ def test_settings_say_what_was_done(zoo):
     assert (plain["latent"], plain["latent_seed"], plain["tau"], plain["steps"]) == (None, None, None, 5)
     assert zoo["ar"].generate(steps=3).settings["steps"] == LENGTH
     assert zoo["prior"].generate().settings["latent"] == "prior"
+
+
+def test_an_autoregressive_model_of_framed_rows_continues_a_prefix(zoo):
+    model = zoo["wrapped ar"]
+    assert model.generate(2, prefix="anna was").texts[0].startswith("anna was ")
+
+
+@pytest.mark.parametrize("name", ["mdlm", "sedd", "packed", "rmdm"])
+@pytest.mark.parametrize("sampler", [*MASKED, *SCORE])
+def test_gaps_are_filled_with_text(zoo, name, sampler):
+    if (name == "sedd") != (sampler in SCORE):
+        pytest.skip("does not fit the model")
+    model = zoo[name]
+    way = {"given": "prior"} if name == "rmdm" else {}
+    done = model.infill("anna was [MASK] near the [MASK:3] .", 64, 3, sampler=sampler, **way)
+    assert not model.tokenizer.is_control[done.tokens].any()
+    free = model.generate(64, 3, sampler=sampler)
+    assert model.tokenizer.is_control[free.tokens].any(), "these models do write control tokens elsewhere"
+
+
+def test_damaged_weights_are_told_and_not_written_as_text(tmp_path):
+    for process, sampler in (("mdlm", "ancestral"), ("mdlm", "entropy"), ("sedd", "analytic"), ("ar", "ar")):
+        model = rmdm.load(save_release(tmp_path / f"{process}-{sampler}", process), "cpu")
+        with torch.no_grad():
+            model.backbone.norm_scale.fill_(torch.nan)
+        with pytest.raises(DataError, match="the model gives NaN or infinity"):
+            model.generate(1, 2, sampler=sampler)
+
+
+def test_the_papers_temperature_leaves_out_the_noise_of_training(zoo):
+    model = zoo["rmdm"]
+    source, latent, keys = model.latents.source, model.backbone.latent, row_keys(3, range(4))
+    start = source.noise(keys)[..., : latent.dim]
+    plain = source.flow.to_embedding(start) @ latent.matrix.T / (1 + latent.sigma**2) ** 0.5
+    torch.testing.assert_close(model.generate(4, seed=3, latent_temperature="paper").latents, plain)
+    assert not torch.allclose(model.generate(4, seed=3).latents, plain, atol=1e-2)
+
+
+def test_latents_are_drawn_in_one_precision(zoo):
+    source, keys = zoo["rmdm"].latents.source, row_keys(3, range(4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = source.draw(keys)
+    assert torch.equal(inside, source.draw(keys))
+
+
+def test_numpys_numbers_are_numbers(zoo):
+    model = zoo["mdlm"]
+    there = model.generate(np.int64(2), np.int32(3), np.int64(4), temperature=np.float32(1.0))
+    assert there.texts == model.generate(2, 3, 4).texts
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"steps": 2.5}, "steps=2.5 is no whole number; use 16, for example"),
+        ({"n": 2.0}, "n=2.0 is no whole number"),
+        ({"seed": "1"}, "seed='1' is no whole number"),
+        ({"temperature": "1"}, "temperature='1' is no number"),
+        ({"latent_temperature": "papper"}, "latent_temperature='papper' is no number; use 1.0 or 'paper'"),
+        ({"like": ["anna"]}, r"like=\['anna'\] is no text"),
+        ({"prefix": 3}, "prefix=3 is no text"),
+        ({"between": "anna"}, "between takes two texts or latents"),
+        ({"weight": 0.3}, "weight=0.3 is for between"),
+        ({"draws": 4}, "draws=4 is about given tokens"),
+        ({"rounds": 4}, "rounds=4 is about given tokens"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_and_idle_ones_are_refused(zoo, values, message):
+    with pytest.raises(ConfigError, match=message):
+        zoo["rmdm"].generate(**values)
+    with pytest.raises(ConfigError, match="infill=None is no text"):
+        zoo["rmdm"].infill(None)
+
+
+def test_a_latent_that_knows_no_text_is_not_fitted_to_one(zoo):
+    with pytest.raises(ConfigError, match="given='resample', but the latent of tiny-rmdm knows nothing of the text"):
+        zoo["indep"].infill("anna [MASK]", given="resample")
+
+
+def test_where_no_text_is_given_no_latent_is_fitted_to_it(zoo):
+    assert zoo["rmdm"].generate(tokens=5).settings["latent"] == "flow"
+    assert zoo["rmdm"].infill("[MASK:5]").settings["latent"] == "flow"
+    assert zoo["rmdm"].infill("[MASK:4] anna").settings["latent"] == "resample"
 
 
 @pytest.mark.parametrize("name", ["rmdm", "sedd", "ar"])
@@ -288,7 +372,7 @@ def test_padding_that_was_never_learnt_is_not_asked_about(zoo, tmp_path):
         ({"tokens": 0}, "tokens=0 is below 1"),
         ({"draws": 0, "prefix": "a"}, "draws=0 is below 1"),
         ({"rounds": 0, "prefix": "a"}, "rounds=0 is below 1"),
-        ({"weight": 1.5}, "weight=1.5 is outside 0..1"),
+        ({"weight": 1.5, "between": ("a", "b")}, "weight=1.5 is outside 0..1"),
         ({"weight": float("nan")}, "weight=nan is outside 0..1"),
         ({"given": "nul", "prefix": "a"}, "given='nul' is unknown; did you mean 'null'"),
         ({"given": "prior"}, "given='prior' is about given tokens; give a prefix"),

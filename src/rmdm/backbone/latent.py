@@ -43,7 +43,7 @@ class Latent(nn.Module):
         matrix = torch.eye(self.dim) if kept else projection(self.dim, self.project, seed).float()
         self.register_buffer("matrix", matrix)
         self.width = C = config.width
-        self.up = nn.Linear(self.project, self.dim, bias=False)
+        self.up = nn.Identity() if kept else nn.Linear(self.project, self.dim, bias=False)
         self.inner = nn.Linear(self.dim, C)
         self.outer = nn.Linear(C, C)
         self.null = nn.Parameter(torch.empty(C))
@@ -53,6 +53,8 @@ class Latent(nn.Module):
     def reset_parameters(self) -> None:
         """Linear layers at 1/sqrt(fan-in), the null at zero."""
         for linear in (self.up, self.inner, self.outer):
+            if isinstance(linear, nn.Identity):
+                continue
             nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         for linear in (self.inner, self.outer):
             nn.init.zeros_(linear.bias)

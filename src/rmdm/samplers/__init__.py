@@ -5,21 +5,20 @@ elsewhere never change. `keys_B` (`noise.row_keys`) holds the randomness of each
 """
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.backbone.dit import DiT
 from rmdm.samplers.ancestral import sample_ancestral
 from rmdm.samplers.ar import sample_ar
 from rmdm.samplers.confidence import sample_confidence
 from rmdm.samplers.denoiser import Callback, Denoiser
 from rmdm.samplers.noise import row_keys, row_uniform
+from rmdm.samplers.sedd import sample_sedd
 from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE, SampleSettings
 
 __all__ = [
     "SAMPLERS", "Callback", "Denoiser", "SampleSettings", "row_keys", "row_uniform", "sample", "sample_ancestral",
-    "sample_ar", "sample_confidence", "sample_rows",
+    "sample_ar", "sample_confidence", "sample_sedd",
 ]  # fmt: skip
 
 
@@ -37,21 +36,6 @@ def sample(
     if settings.sampler in CONFIDENCE:
         return sample_confidence(denoiser, x_BL, keys_B, settings, callback)
     if settings.sampler in SCORE:
-        from rmdm.samplers.sedd import sample_sedd
-
         return sample_sedd(denoiser, x_BL, keys_B, settings, callback)
     function = sample_ar if settings.sampler == "ar" else sample_ancestral
     return function(denoiser, x_BL, keys_B, settings, callback)
-
-
-def sample_rows(backbone: DiT, n: int, steps: int, seed: int, temperature: float = 1.0, batch: int = 64) -> Tensor:
-    """`n` rows from nothing, without a latent, by the model's own sampler; the batch does not change the rows."""
-    sampler = "ar" if backbone.causal else "analytic" if backbone.time is not None else "ancestral"
-    settings = SampleSettings(sampler=sampler, steps=steps, temperature=temperature)
-    denoiser = Denoiser(backbone)
-    parts = []
-    for first in range(0, n, batch):
-        keys_B = row_keys(seed, range(first, min(first + batch, n)))
-        x_BL = torch.full((len(keys_B), backbone.length), backbone.mask_id, device=denoiser.device)
-        parts.append(sample(denoiser, x_BL, keys_B, settings))
-    return torch.cat(parts)

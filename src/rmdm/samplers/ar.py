@@ -8,7 +8,7 @@ from torch import Tensor
 from rmdm.backbone.dit import KVCache
 from rmdm.errors import ConfigError
 from rmdm.samplers.categorical import draw_categorical
-from rmdm.samplers.denoiser import Callback, Denoiser, send
+from rmdm.samplers.denoiser import Callback, Denoiser, check_finite, send
 from rmdm.samplers.noise import TOKEN_STREAM, row_uniform
 from rmdm.samplers.settings import SampleSettings
 
@@ -34,6 +34,8 @@ def sample_ar(
     x_BL, new_BT = x_BL.clone(), torch.cat((torch.full_like(x_BL[:, :1], denoiser.mask_id), x_BL[:, :first]), dim=1)
     for place in range(first, L):
         logits_BV = backbone.logits(backbone(new_BT, cache=cache)[:, -1])
+        if place == first:
+            check_finite(logits_BV)
         token_B = draw_categorical(logits_BV, noise_BL[:, place], settings.temperature, settings.top_p)
         x_BL[:, place] = torch.where(given_BL[:, place], x_BL[:, place], token_B)
         new_BT = x_BL[:, place : place + 1]

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rmdm.backbone.dit import DiT
+from rmdm.errors import DataError
 
 Callback = Callable[[int, Tensor], None]
-"""Sees the number of the step that has just been made, and the rows."""
+"""Sees the number of the step that has just been made, and the rows themselves: copy what is to be kept."""
 
 # Logits of one chunk: a few float64 copies of them are held while tokens are drawn.
 CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**22}
@@ -19,6 +20,14 @@ FIXED_TOKENS = 8192
 """Tokens the network runs on at a time where their number is fixed: enough to fill a GPU."""
 FIXED_PLACES = 256
 """Places the head runs on at a time where their number is fixed; fewer for a very large vocabulary."""
+
+
+@dataclass(frozen=True)
+class Barred:
+    """Tokens that may not be written at some places."""
+
+    places_L: Tensor
+    tokens_V: Tensor
 
 
 class Denoiser:
@@ -34,11 +43,16 @@ class Denoiser:
 
     @torch.no_grad()
     def __init__(
-        self, backbone: DiT, c_BGC: Tensor | None = None, guidance: float = 1.0, block: int | None = None
+        self,
+        backbone: DiT,
+        c_BGC: Tensor | None = None,
+        guidance: float = 1.0,
+        block: int | None = None,
+        barred: Barred | None = None,
     ) -> None:
-        self.backbone, self.guidance, self.block = backbone, guidance, block
-        self.length, self.mask_id, self.vocab_size = backbone.length, backbone.mask_id, backbone.vocab_size
-        self.device = backbone.embed.weight.device
+        self.backbone, self.guidance, self.block, self.barred = backbone, guidance, block, barred
+        self.mask_id, self.device = backbone.mask_id, backbone.embed.weight.device
+        self.is_checked = False
         if c_BGC is not None and backbone.latent is None:
             raise ValueError("a condition was given to a model without a latent")
         self.null = backbone.modulations(backbone.latent.without(1)) if backbone.latent is not None else None
@@ -64,7 +78,10 @@ class Denoiser:
         """What the head makes the logits of."""
         h_ND = self._run(x_RL, self._of_rows(rows_R), t_R)[local_N, place_N]
         null_ND = self._run(x_RL, self.null, t_R)[local_N, place_N] if self.guided else None
-        return Hidden(self.backbone, h_ND, null_ND, self.guidance, fixed=self.block is not None)
+        if not self.is_checked:  # once, since it waits for the device
+            check_finite(h_ND)
+            self.is_checked = True
+        return Hidden(self.backbone, place_N, h_ND, null_ND, self.guidance, self.barred, self.block is not None)
 
     def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
         if self.block is None:
@@ -101,16 +118,18 @@ class Hidden:
     """Hidden states at N wanted places, and those without the latent where guidance needs them."""
 
     backbone: DiT
+    place_N: Tensor
     h_ND: Tensor
     null_ND: Tensor | None
     guidance: float
+    barred: Barred | None = None
     fixed: bool = False
     """Whether the head runs on the same number of places whatever N is."""
 
     def at(self, index_M: Tensor) -> "Hidden":
         """Those of some of the places."""
         null_MD = self.null_ND[index_M] if self.null_ND is not None else None
-        return replace(self, h_ND=self.h_ND[index_M], null_ND=null_MD)
+        return replace(self, place_N=self.place_N[index_M], h_ND=self.h_ND[index_M], null_ND=null_MD)
 
     @torch.no_grad()
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -124,12 +143,21 @@ class Hidden:
             if self.null_ND is not None:
                 null = self._head(self.null_ND[part], size).float()
                 logits = null + self.guidance * (logits.float() - null)
+            if self.barred is not None:
+                barred_NV = self.barred.places_L[self.place_N[part], None] & self.barred.tokens_V
+                logits = logits.masked_fill(barred_NV, -torch.inf)
             yield part, logits
 
     def _head(self, h_ND: Tensor, size: int) -> Tensor:
         if not self.fixed:
             return self.backbone.logits(h_ND)
         return self.backbone.logits(F.pad(h_ND, (0, 0, 0, size - len(h_ND))))[: len(h_ND)]
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise where a network gave something else than numbers."""
+    if not torch.isfinite(x).all():
+        raise DataError("the model gives NaN or infinity; its weights are damaged, or the latent is far too large")
 
 
 def fixed_rows(backbone: DiT) -> int | None:

@@ -1,6 +1,5 @@
 """From a trained backbone to token rows: draw the latents, then the tokens, some rows at a time."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from rmdm.backbone.dit import DiT
 from rmdm.config import SampleConfig
 from rmdm.samplers import sample
-from rmdm.samplers.denoiser import Denoiser, fixed_rows, in_blocks
+from rmdm.samplers.denoiser import Barred, Callback, Denoiser, fixed_rows, in_blocks
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SampleSettings, fitting_samplers
@@ -38,11 +37,12 @@ class Writer:
         zt_BGd: Tensor | None = None,
         without: bool = False,
         batch: int = BATCH,
-        callback: Callable[[int, Tensor], None] | None = None,
+        barred: Barred | None = None,
+        callback: Callback | None = None,
     ) -> Tensor:
         """Fill the masked positions of `x_BL`; a latent that is not given is drawn. `callback` hears of each batch.
 
-        `without` asks for the learned null instead of a latent.
+        `without` asks for the learned null instead of a latent, `barred` names tokens not to be written.
         """
         settings.check(self.backbone)
         block, parts = fixed_rows(self.backbone), []
@@ -51,7 +51,7 @@ class Writer:
             z = None if without else zt_BGd[rows] if zt_BGd is not None else self.draw(keys_B[rows], tau)
             latent = self.backbone.latent
             c_BGC = in_blocks(latent, z, block) if latent is not None and z is not None else None
-            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance, block)
+            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance, block, barred)
             parts.append(sample(denoiser, x_BL[rows], keys_B[rows], settings, callback))
         return torch.cat(parts)
 

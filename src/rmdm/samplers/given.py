@@ -103,8 +103,7 @@ class _Chain:
     def _scored(self, noise_BRGK: Tensor) -> tuple[Tensor, Tensor]:
         """z~ (B, R, G, d_z) and log p(x_U | z~) (B, R)."""
         shape = noise_BRGK.shape[:2]
-        with torch.autocast(noise_BRGK.device.type, enabled=False):  # the flow chooses its own precision
-            zt = self.source.of_noise(noise_BRGK.flatten(0, 1), self.tau)
+        zt = self.source.of_noise(noise_BRGK.flatten(0, 1), self.tau)
         score = log_likelihood(self.backbone, zt, self.x_BL, self.keys_B, self.scored_BL)
         return zt.unflatten(0, shape), score.view(shape)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import models
 
-from rmdm.config import DataConfig
+from rmdm.config import Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.offsets import Frame
 from rmdm.errors import ConfigError, nearest
@@ -44,12 +44,14 @@ class Page:
     """One document a row; else rows are cut out of a stream of documents."""
     wraps: bool
     """Whether a row of the stream stands between two separators."""
+    is_causal: bool = False
+    """Whether the model goes from left to right, and so cannot be told how a row ends."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer, data: DataConfig) -> "Page":
-        """The page of a model's data."""
-        is_padded = data.layout == "padded"
-        return Page(tokenizer, data.length, is_padded, data.wrap and not is_padded)
+    def of(tokenizer: Tokenizer, config: Config) -> "Page":
+        """The page of a model."""
+        data, is_padded = config.data, config.data.layout == "padded"
+        return Page(tokenizer, data.length, is_padded, data.wrap and not is_padded, config.process == "ar")
 
     @property
     def room(self) -> int:
@@ -89,7 +91,7 @@ class Page:
         x_L = self.blank().x_L
         if ids:
             x_L[: len(head) + len(ids)] = [*head, *ids]
-            if self.wraps:
+            if self.wraps and not self.is_causal:
                 x_L[-1] = self.tokenizer.separator_id
         return Pattern(x_L)
 

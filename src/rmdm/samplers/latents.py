@@ -28,6 +28,7 @@ READ_TOKENS = {"cuda": 65_536, "cpu": 4096}
 """Encoder tokens taken through at once."""
 
 Tau = float | Literal["paper"]
+MOST_TAU = 1000
 
 
 @dataclass
@@ -39,7 +40,7 @@ class LatentSource:
     """Draws e from noise, for models conditioned on e; without it z~ is drawn from its prior."""
 
     def draw(self, keys_B: np.ndarray, tau: Tau = 1.0) -> Tensor:
-        """z~, (B, G, d_z); tau scales the noise it is drawn from, and `paper` is 1 / sqrt(1 + sigma^2)."""
+        """z~, (B, G, d_z); tau scales the noise it is drawn from, and `paper` leaves out the noise of training."""
         return self.of_noise(self.noise(keys_B), tau)
 
     def noise(self, keys_B: np.ndarray) -> Tensor:
@@ -56,15 +57,19 @@ class LatentSource:
         if self.flow is None:
             return scale * noise_BGK
         start_BGD, eps_BGd = noise_BGK.split((latent.dim, latent.project), dim=-1)
+        sigma, scale = (0.0, 1.0) if tau == "paper" else (latent.sigma, scale)
         rows = FIXED_DRAWS if start_BGD.is_cuda else None
-        e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
-        return (e_BGD @ latent.matrix.T + latent.sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
+        with torch.autocast(start_BGD.device.type, enabled=False):  # the flow chooses its own precision
+            e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
+            return (e_BGD @ latent.matrix.T + sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
 
     def temperature(self, tau: Tau) -> float:
-        """tau as a number."""
-        if tau != "paper" and not 0 < tau < math.inf:
-            raise ConfigError(f"latent_temperature={tau} is not a positive number; use 1.0 or 'paper'")
-        return 1 / math.sqrt(1 + self.latent.sigma**2) if tau == "paper" else float(tau)
+        """tau as a number: z~ of the prior has this standard deviation."""
+        if tau == "paper":
+            return 1 / math.sqrt(1 + self.latent.sigma**2)
+        if isinstance(tau, str) or not 0 < tau <= MOST_TAU:
+            raise ConfigError(f"latent_temperature={tau} is not a positive number up to {MOST_TAU}; use 1.0 or 'paper'")
+        return float(tau)
 
 
 @dataclass

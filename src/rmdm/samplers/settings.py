@@ -14,6 +14,7 @@ CONFIDENCE = ("max_prob", "margin", "entropy")
 SCORE = ("analytic", "euler")
 MASKED = ("ancestral", *CONFIDENCE)
 SAMPLERS = (*MASKED, *SCORE, "ar")
+MOST_GUIDANCE = 1000
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class SampleSettings:
         if self.sampler not in fitting:
             raise ConfigError(f"sampler={self.sampler!r} does not fit {kind}; use {' or '.join(fitting)}")
         if self.remask > 0 and self.sampler not in CONFIDENCE:
+            others = [name for name in CONFIDENCE if name in fitting]
+            remedy = f"use {' or '.join(others)}, or remask=0" if others else "use remask=0"
             raise ConfigError(
-                f"remask={self.remask} needs a sampler that knows how sure it was, not {self.sampler!r}; "
-                f"use {' or '.join(CONFIDENCE)}, or remask=0"
+                f"remask={self.remask} needs a sampler that knows how sure it was, not {self.sampler!r}; {remedy}"
             )
         if self.guidance != 1 and backbone.latent is None:
             raise ConfigError(f"guidance={self.guidance} on a model without a latent; use guidance=1 or an rmdm model")
@@ -67,8 +69,10 @@ class SampleSettings:
             raise ConfigError(f"top_p={self.top_p} is not above 0 and at most 1; use 0.9, or 1.0 to keep every token")
         if not 0 <= self.remask < 1:
             raise ConfigError(f"remask={self.remask} is not at least 0 and below 1; use 0.1, for example")
-        if not math.isfinite(self.guidance):
-            raise ConfigError(f"guidance={self.guidance} is not a finite number; use 1.0, for example")
+        if not abs(self.guidance) <= MOST_GUIDANCE:
+            raise ConfigError(
+                f"guidance={self.guidance} is not in -{MOST_GUIDANCE}..{MOST_GUIDANCE}; use 1.0, for example"
+            )
 
 
 def fitting_samplers(backbone: "DiT") -> tuple[tuple[str, ...], str]:

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rmdm.config import SampleConfig
 from rmdm.errors import ConfigError
-from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_ancestral, sample_rows
+from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_ancestral
+from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE
 from tests.reference.tiny import tiny_backbone
 
@@ -200,9 +202,10 @@ def test_blocks_leave_the_text_as_it_is(name):
 
 def test_rows_belong_to_seed_and_number_not_to_the_batch():
     for model in (MODEL, CAUSAL, LATENT):
-        together = sample_rows(model, 10, 4, seed=3, batch=10)
-        assert torch.equal(together, sample_rows(model, 10, 4, seed=3, batch=3))
-        assert not torch.equal(together, sample_rows(model, 10, 4, seed=4, batch=10))
+        writer, how = Writer(model), own_settings(model, SampleConfig(), 4)
+        together = writer.write(*writer.blank(10, 3), how, without=True, batch=10)
+        assert torch.equal(together, writer.write(*writer.blank(10, 3), how, without=True, batch=3))
+        assert not torch.equal(together, writer.write(*writer.blank(10, 4), how, without=True, batch=10))
 
 
 def test_ancestral_never_changes_a_token_twice():

@@ -32,7 +32,7 @@ FITTING = {
         ({"sampler": "entropy", "remask": 1.0}, "remask=1.0 is not at least 0 and below 1"),
         ({"sampler": "entropy", "remask": -0.1}, "remask=-0.1 is not at least 0 and below 1"),
         ({"remask": 0.1}, "remask=0.1 needs a sampler that knows how sure it was, not 'ancestral'"),
-        ({"guidance": float("inf")}, "guidance=inf is not a finite number"),
+        ({"guidance": float("inf")}, "guidance=inf is not in -1000..1000"),
         ({"guidance": 2.0}, "guidance=2.0 on a model without a latent"),
         ({"sampler": "maxprob"}, "sampler='maxprob' is unknown; did you mean 'max_prob'?"),
     ],
