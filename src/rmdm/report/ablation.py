@@ -40,18 +40,22 @@ def ablation_tables(title: str, arms: Sequence[Arm], describe: Callable[[Arm], s
     def label(arm: Arm, own: str) -> str:
         return f"{own} ({describe(arm)})"
 
-    gen = [one for arm, own, rows in gen_arms(arms) for one in gen_tracks(arm, label(arm, own), rows)]
+    parts: list[Part] = []
+    for evaluator in dict.fromkeys(row["evaluator"] for arm in arms for row in arm.of("gen", row="model")):
+        some = [arm for arm in arms if arm.of("gen", row="model", evaluator=evaluator)]
+        gen = [one for arm, own, rows in gen_arms(some) for one in gen_tracks(arm, label(arm, own), rows)]
+        gen.sort(key=lambda one: (one.label.arm or 0, one.label.text))
+        if len(some) > 1:
+            parts.append(by_steps(f"GenPPL and entropy: {title}", gen, [f"Evaluator {evaluator}."]))
     for judge in dict.fromkeys(row["judge"] for arm in arms for row in arm.of("judge", row="scores")):
         scored = [(arm, arm.of("judge", row="scores", judge=judge)) for arm in arms]
-        gen += [
-            judge_track(arm, label(arm, arm.label), judge, [row for row in rows if row.get("steps") is not None])
+        tracks = [
+            judge_track(arm, label(arm, arm.label), "overall", [row for row in rows if row.get("steps") is not None])
             for arm, rows in scored
             if rows
         ]
-    parts: list[Part] = []
-    if len({one.label.arm for one in gen}) > 1:
-        gen.sort(key=lambda one: (one.label.arm or 0, one.label.text))
-        parts.append(by_steps(f"Samples: {title}", gen, []))
+        if len(tracks) > 1:
+            parts.append(by_steps(f"Overall score by {judge}: {title}", tracks, ["± 95%."]))
     told = [arm for arm in arms if arm.rows.get("stories")]
     if len(told) > 1:
         tracks = [one for one in story_tracks(told, "consistent", "consistent %") if one.is_compared]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rmdm.data.shards import write_json
+from rmdm.errors import RMDMError
 from rmdm.evaluation.record import read_record
 from rmdm.report.read import Arm, Row, parameters, read_object, signature
 from rmdm.report.table import Section, escape
@@ -169,7 +170,10 @@ def drawn_texts(arm: Arm, steps: Sequence[int], device: str) -> dict[int, list[s
     if rows is None and work > BUDGET[where.type]:
         return {}
     if rows is None:
-        model = load_model(arm.run, where)
+        try:
+            model = load_model(arm.run, where)
+        except RMDMError:  # figures can be reported without it
+            return {}
         rows = [
             {
                 "arm": arm.config.name,

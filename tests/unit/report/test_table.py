@@ -1,0 +1,50 @@
+"""Figures in words, and tables as HTML and Markdown."""
+
+import pytest
+
+from rmdm.report.table import Cell, Table, estimate, mark_best, number
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "said"),
+    [
+        (0.0, 3, "0.00"), (1234.5, 4, "1,234"), (12.345, 4, "12.35"), (0.0312, 3, "0.0312"), (9.996, 3, "10.00"),
+        (2.5e7, 3, "2.50e+07"), (1e-5, 2, "1.0e-05"), (float("inf"), 3, "∞"), (None, 3, "–"), (-4.2, 3, "-4.20"),
+    ],
+)  # fmt: skip
+def test_numbers_keep_their_significant_digits(value, digits, said):
+    assert number(value, digits) == said
+
+
+def test_text_of_a_run_cannot_become_markup():
+    table = Table("<b>&</b>", [("", "arm"), ("a<b", "x")], [["<script>alert(1)</script>", Cell("1|2", "0 to <9")]])
+    page, plain = table.to_html(), table.to_markdown()
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "0 to &lt;9" in page
+    assert "1\\|2 (0 to <9)" in plain
+
+
+def test_markdown_has_one_header_and_as_many_cells_in_every_line():
+    table = Table("t", [("", "arm"), ("steps", "8"), ("steps", "4")], [["a", "1", Cell("2", "1 to 3", is_best=True)]])
+    head, rule, row = table.to_markdown().split("\n\n")[1].splitlines()
+    assert head == "| arm | steps: 8 | steps: 4 |"
+    assert rule == "| --- | ---: | ---: |"
+    assert row == "| a | 1 | **2** (1 to 3) |"
+
+
+@pytest.mark.parametrize(
+    ("spreads", "higher", "best"),
+    [
+        ([(1.0, 0.8, 1.2), (2.0, 1.8, 2.2)], False, 0),
+        ([(1.0, 0.8, 1.2), (2.0, 1.8, 2.2)], True, 1),
+        ([(1.0, 0.8, 1.9), (2.0, 1.8, 2.2)], False, None),  # the intervals overlap
+        ([(1.0, None, None), (2.0, None, None)], False, 0),
+        ([(1.0, None, None), (1.0, None, None)], False, None),
+        ([(1.0, 0.8, 1.2), None], False, None),  # nothing to be better than
+    ],
+)
+def test_the_best_is_marked_only_where_no_interval_overlaps(spreads, higher, best):
+    cells = [estimate(1.0, None, None) for _ in spreads]
+    marked = mark_best(cells, spreads, higher=higher)
+    assert [k for k, cell in enumerate(marked) if cell.is_best] == ([] if best is None else [best])
