@@ -70,18 +70,37 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
     if args[0] in {"-V", "--version"}:
         print(f"rmdm {__version__}")
         return None
-    if args[0] not in VERBS:
-        raise ConfigError(f"unknown verb {args[0]!r}; {nearest(args[0], VERBS)}")
-    verb = VERBS[args[0]]
-    parser = Parser(prog=f"rmdm {args[0]}", description=verb.help, allow_abbrev=False)
-    add_json(parser)
-    verb.flags(parser)
-    own = own_flags(parser)
+    verb, parser = find_verb(args[0])
     if verb.takes_config and {"-h", "--help"} & set(args):
         print(parser.format_help())
         print_config_help(args)
         return None
-    known, rest = parser.parse_known_args(args[1:])
+    known, overrides = parse(args)
+
+    # With --json, standard output carries the object alone; people read standard error.
+    stream = sys.stderr if wants_json else sys.stdout
+
+    def show(text: str) -> None:
+        print(text, file=stream, flush=True)
+
+    return verb.run(known, overrides, show)
+
+
+def find_verb(name: str) -> tuple[Verb, Parser]:
+    """A verb and the parser of its flags."""
+    if name not in VERBS:
+        raise ConfigError(f"unknown verb {name!r}; {nearest(name, VERBS)}")
+    parser = Parser(prog=f"rmdm {name}", description=VERBS[name].help, allow_abbrev=False)
+    add_json(parser)
+    VERBS[name].flags(parser)
+    return VERBS[name], parser
+
+
+def parse(args: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The flags of a command, its presets among them, and its overrides of the config."""
+    verb, parser = find_verb(args[0])
+    own = own_flags(parser)
+    known, rest = parser.parse_known_args(list(args[1:]))
     if verb.takes_config:
         # argparse cannot tell the preset from the value of an override, so the preset is the first word left over.
         if not rest or rest[0].startswith("-"):
@@ -95,14 +114,7 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
     overrides = read_overrides(rest, own)
     if getattr(known, "init_from", None) is not None:
         overrides["train.init_from"] = known.init_from
-
-    # With --json, standard output carries the object alone; people read standard error.
-    stream = sys.stderr if wants_json else sys.stdout
-
-    def show(text: str) -> None:
-        print(text, file=stream, flush=True)
-
-    return verb.run(known, overrides, show)
+    return known, overrides
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

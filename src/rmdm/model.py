@@ -24,7 +24,7 @@ from rmdm.backbone.dit import DiT
 from rmdm.config import Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError
-from rmdm.latents import LatentEnd, Latents
+from rmdm.latents import Choice, LatentEnd, Latents
 from rmdm.request import Generation, Given, Request, TextLatent
 from rmdm.samplers.denoiser import Barred
 from rmdm.samplers.generate import BATCH, Writer, autocast, own_settings
@@ -125,10 +125,8 @@ class Model:
 
     def write(self, request: Request, *, trace: bool = False, callback: Callback | None = None) -> Generation:
         """Write what is asked for."""
-        request.check()
+        choice = self.choice(request)
         settings, pattern = self.settings(request), self.pattern(request)
-        settings.check(self.backbone)
-        choice = self.latents.choose(request, settings, pattern)
         if choice.by == "null":
             settings = replace(settings, guidance=1.0)
         if choice.reads:
@@ -206,6 +204,13 @@ class Model:
     def page(self) -> Page:
         """How texts lie in its rows."""
         return self.latents.page
+
+    def choice(self, request: Request) -> Choice:
+        """Where the latents of a request come from; raises `ConfigError` where it cannot be met."""
+        request.check()
+        settings = self.settings(request)
+        settings.check(self.backbone)
+        return self.latents.choose(request, settings, self.pattern(request))
 
     def settings(self, request: Request) -> SampleSettings:
         """The sampler's settings: what was asked for, else the model's own."""

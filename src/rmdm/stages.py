@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,10 @@ def sample_stage(ref: str, request: Request, device: str, show: Show | None, *, 
     import rmdm
 
     model = rmdm.load(ref, device)
+    choice = model.choice(request)
+    if choice.by == "resample":
+        note = f"{choice.draws} draws, {choice.rounds} rounds; --given prior is quicker and fits less"
+        print(f"rmdm: fitting the latent to what is given ({note})", file=sys.stderr, flush=True)
     if not frames:
         done = model.write(request)
     else:

@@ -5,8 +5,11 @@ import re
 import shlex
 from pathlib import Path
 
-from rmdm.cli import VERBS, main, read_overrides, resolve_config
+import pytest
+
+from rmdm.cli import VERBS, main, parse, resolve_config
 from tests.conftest import small_flags
+from tests.stage_one import align_flags, prepare_stories, save_bert
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -19,13 +22,12 @@ def commands() -> list[list[str]]:
 
 def test_every_command_names_real_verbs_presets_and_flags():
     assert len(commands()) >= 5
-    for verb, ref, *rest in commands():
-        assert verb in VERBS
-        own = {"--out", "--n", "--steps", "--seed", "--json"}
-        flags = [word for word in rest if word.startswith("--") and word not in own]
-        if VERBS[verb].takes_config and not ref.startswith("runs/"):
-            pairs = [word for flag in flags for word in rest[rest.index(flag) : rest.index(flag) + 2]]
-            resolve_config(ref, read_overrides(pairs, own))
+    for words in commands():
+        known, overrides = parse(words)
+        presets = [known.preset, *known.more] if VERBS[words[0]].takes_config else []
+        for ref in presets:
+            if not ref.startswith("runs/"):
+                resolve_config(ref, overrides)
 
 
 def test_no_placeholder_and_no_dead_link_is_left():
@@ -36,12 +38,18 @@ def test_no_placeholder_and_no_dead_link_is_left():
         assert (Path(__file__).parents[2] / link).exists(), link
 
 
-def test_the_python_example_runs(shards, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("process", ["mdlm", "rmdm"])
+def test_the_python_example_runs(process, shards, tmp_path, capsys, monkeypatch):
     out = tmp_path / "runs" / "first"
-    assert (
-        main(["train", "storyworld-mini", *small_flags(data__dir=str(shards), train__steps="4"), "--out", str(out)])
-        == 0
-    )
+    if process == "mdlm":
+        flags = small_flags(data__dir=str(shards), train__steps="4")
+    else:
+        own = prepare_stories(tmp_path / "shards")
+        more = {"process": "rmdm", "meanflow__direction": "both", "latent__draw": "flow", "train__steps": "4"}
+        flags = align_flags(own, str(save_bert(tmp_path / "bert", own)), **more)
+        for verb in (["encode"], ["align", "--out", str(out)]):
+            assert main([verb[0], "storyworld-mini", *flags, *verb[1:]]) == 0
+    assert main(["train", "storyworld-mini", *flags, "--out", str(out)]) == 0
     assert main(["sample", str(out), "--n", "2", "--steps", "4", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(printed["texts"]) == 2
