@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rmdm.backbone.dit import Given
 from rmdm.cli import main
 from rmdm.hub import load_model
 from rmdm.training.checkpoint import list_checkpoints
@@ -98,10 +99,14 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(place):
 def test_an_rmdm_starts_from_an_mdlm(place):
     parent = train(place, "parent", process="mdlm")
     child = train(place, "child", train__init_from=str(parent), optim__lr="1e-12", train__steps="1")
-    x = torch.randint(0, 50, (3, 32))
     mdlm, rmdm = load_model(parent).backbone, load_model(child).backbone
-    torch.testing.assert_close(rmdm.logits(rmdm(x)), mdlm.logits(mdlm(x)), atol=1e-5, rtol=1e-5)
-    assert mdlm.logits(mdlm(x)).std() > 1e-3
+    x_BL, keys_B = torch.randint(0, 50, (3, 32)), torch.arange(3)
+    expected = mdlm.logits(mdlm(x_BL))
+    assert expected.std() > 1e-3
+    given = Given(keys_B, torch.randn(3, rmdm.latent.groups, rmdm.latent.dim))
+    for h_BLD in (rmdm(x_BL, given=given), rmdm(x_BL, c_BGC=rmdm.latent.without(3))):
+        torch.testing.assert_close(rmdm.logits(h_BLD), expected, atol=1e-5, rtol=1e-5)
+    assert rmdm.condition(given).std() > 1e-3, "a latent that says nothing would prove nothing"
 
 
 @pytest.mark.parametrize(
@@ -126,4 +131,6 @@ def test_a_trunk_of_another_shape_is_no_start(place, capsys):
     parent = train(place, "parent2", process="mdlm")
     wider = flags(place, latent__flow=str(place / "one"), train__init_from=str(parent), model__width="48")
     assert main(["train", "storyworld-mini", *wider, "--out", str(place / "refused2")]) == 2
-    assert "is of another trunk" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"train.init_from={parent} has model.width=32 (here 48); add --model.width 32" in error
+    assert error.count("\n") == 1

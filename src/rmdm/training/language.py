@@ -1,6 +1,7 @@
 """Stage II as a task of the loop: a process over token rows."""
 
-from dataclasses import dataclass, field, replace
+import json
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ from rmdm.processes import PROCESSES, Objective
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.latents import LatentSource
 from rmdm.training.batches import build_step
-from rmdm.training.resume import lies_in
+from rmdm.training.resume import flatten, lies_in, with_whole_paths
 from rmdm.training.steps import Plan, Step
 from rmdm.training.task import Validation
 
 # Fields that may change between a run and its continuation: where things are, how often they are reported, and how long
 # to go on (a falling learning rate then follows the new length from there). Which data is meant, the checkpoint tells.
 FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path", "data.workers", "optim.final_lr"}
-FIXED_TRAIN_FIELDS = {"train.batch"}
+FIXED_TRAIN_FIELDS = {"train.batch", "train.init_from"}
 SMALL_OPERATIONS = 4e12
 """A step below this is over on a GPU before the host has started all its kernels."""
 LATENT_FIELDS = {"encoder", "latent", "meanflow"}
 """What processes without a latent do not depend on."""
 FREE_LATENT_FIELDS = {"encoder", "meanflow", "latent.flow", "latent.source", "latent.given"}
 """What a process with a latent does not depend on, or finds in its identity: which flow made the latents."""
+CONDITION_FIELDS = {"rmdm": ("latent.dim", "latent.project", "latent.width"), "sedd": ("latent.width",)}
+"""What the weights of a process's condition depend on."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class LanguageTask:
     section, unit = "", "tokens"
 
     def __init__(self, config: Config, corpus: Corpus, verb: str = "train", latents: StageOne | None = None) -> None:
+        config = with_whole_paths(config)
         self.config, self.corpus, self.verb, self.latents = config, corpus, verb, latents
         self.name, self.optim, self.sample_every = config.name, config.optim, config.train.sample_every
         self.settings: LoopConfig = config.train
@@ -93,11 +97,13 @@ class LanguageTask:
         )
 
     def build(self) -> Objective:
-        """The objective around an untrained backbone, or around one that starts from another model's weights."""
-        backbone = build_backbone(self.config, self.corpus.tokenizer.size)
+        """The objective around an untrained backbone."""
+        return Objective(build_backbone(self.config, self.corpus.tokenizer.size))
+
+    def warm_start(self, module: Objective) -> None:
+        """The weights of `train.init_from`, if the config names one."""
         if self.config.train.init_from is not None:
-            start_from(backbone, self.config.train.init_from, self.corpus.tokenizer)
-        return Objective(backbone)
+            start_from(module.backbone, self.config.train.init_from, self.config, self.corpus.tokenizer)
 
     def step(self, step: int, plan: Plan) -> Step:
         """Rows of the step as the process's batches."""
@@ -155,23 +161,34 @@ def operations(config: Config) -> float:
     return 6 * weights * config.train.batch * config.data.length
 
 
-def start_from(backbone: DiT, ref: str, tokenizer: Tokenizer) -> None:
-    """Take over the weights of a trained model; what only the new one has, its condition, stays as it is."""
+def start_from(backbone: DiT, ref: str, config: Config, tokenizer: Tokenizer) -> None:
+    """Take over the weights of a trained model; what only the new one has, its condition, stays as it is.
+
+    So does its projection of latents, which is not learnt: the seed fixes it, for latents in a cache too.
+    """
     model = load_model(ref)
     if model.tokenizer.fingerprint != tokenizer.fingerprint:
         raise ConfigError(f"train.init_from={ref} has another tokenizer; start from a model of the same data")
-    mine, theirs = backbone.state_dict(), model.backbone.state_dict()
-    extra = [name for name in theirs if name not in mine]
-    other = [name for name, value in theirs.items() if name in mine and mine[name].shape != value.shape]
-    missing = [name for name in mine if name not in theirs and not is_condition(name)]
-    for name in (*other, *extra, *missing):
-        raise ConfigError(f"train.init_from={ref} is of another trunk ({name} differs); use the same model settings")
-    backbone.load_state_dict(theirs, strict=False)
+    check_same_trunk(ref, model.config, config)
+    weights = {name: value for name, value in model.backbone.state_dict().items() if name != "latent.matrix"}
+    backbone.load_state_dict(weights, strict=False)
 
 
-def is_condition(name: str) -> bool:
-    """Whether a weight belongs to the condition rather than to the trunk."""
-    return name.startswith(("latent.", "time.")) or ".condition." in name
+def check_same_trunk(ref: str, theirs: Config, mine: Config) -> None:
+    """Refuse to start from a model whose weights have another shape here, or another meaning."""
+    if CONDITION_FIELDS.get(theirs.process) and theirs.process != mine.process:
+        raise ConfigError(
+            f"train.init_from={ref} has process={theirs.process}, whose condition has no place in {mine.process}; "
+            "start from an mdlm"
+        )
+    fixed = [f"model.{part.name}" for part in fields(theirs.model) if part.name != "dropout"]
+    fixed += ["data.length"] if theirs.model.learned_positions else []
+    old, new = flatten(theirs), flatten(mine)
+    wrong = [name for name in (*fixed, *CONDITION_FIELDS.get(theirs.process, ())) if old[name] != new[name]]
+    if wrong:
+        found = ", ".join(f"{name}={old[name]} (here {new[name]})" for name in wrong)
+        flags = " ".join(f"--{name} {json.dumps(old[name])}" for name in wrong)
+        raise ConfigError(f"train.init_from={ref} has {found}; add {flags}")
 
 
 def describe_validation(valid: Perplexity, config: Config) -> str:

@@ -28,7 +28,7 @@ from rmdm.training.optim import build_optimizer, ema_decay, learning_rate, updat
 from rmdm.training.progress import Progress
 from rmdm.training.resume import find_resume
 from rmdm.training.steps import Plan, Prefetcher, Step
-from rmdm.training.task import M, Task, Validation
+from rmdm.training.task import M, Task, Validation, WarmStart
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Result:
 
 
 class Trainer(Generic[M]):
-    """Everything one rank holds during training."""
+    """Everything one rank holds during training; who `resumes` will load a checkpoint and needs no other start."""
 
-    def __init__(self, task: Task[M], out: Path, world: World) -> None:
+    def __init__(self, task: Task[M], out: Path, world: World, *, resumes: bool = False) -> None:
         self.task, self.out, self.world = task, out, world
         train = task.settings
         self.plan = Plan.make(
@@ -61,7 +61,10 @@ class Trainer(Generic[M]):
         precision = train.precision if train.precision != "auto" else ("bf16" if on_gpu else "fp32")
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
-        objective = task.build().to(world.device)
+        objective = task.build()
+        if isinstance(task, WarmStart) and not resumes:
+            task.warm_start(objective)
+        objective = objective.to(world.device)
         self.parameters = sum(p.numel() for p in objective.parameters())
         self.ema = copy.deepcopy(objective).requires_grad_(False).eval() if task.optim.ema else None
         sharded = train.parallel == "fsdp" and world.size > 1
@@ -166,7 +169,7 @@ def train(task: Task[M], out: Path, world: World, *, resume: str, show: Callable
     settings, steps = task.settings, task.settings.steps
     units_a_step = settings.batch * task.units_a_row
     start_from = find_resume(task, out, resume)
-    trainer = Trainer(task, out, world)
+    trainer = Trainer(task, out, world, resumes=start_from is not None)
     meta: dict[str, Any] = {"step": 0, "window": []}
     if start_from is not None:
         meta = trainer.load(start_from)

@@ -52,12 +52,24 @@ def check_same_run(out: Path, new: Config, fixed: Callable[[str], bool]) -> None
     """Refuse to take a run for one of other `fixed` settings; a folder without a config can be any run."""
     if not (out / "config.yaml").is_file():
         return
-    before, after = flatten(load_config(out)), flatten(new)
+    before, after = (flatten(with_whole_paths(config)) for config in (load_config(out), new))
     for name, value in after.items():
         if before.get(name) != value and fixed(name):
             raise ConfigError(
                 f"{out} was trained with {name}={before.get(name)!r}, not {value!r}; use the old value or another --out"
             )
+
+
+def with_whole_paths(config: Config) -> Config:
+    """The config with the paths of other runs spelled out, so that it means the same in any working directory."""
+
+    def whole(path: str | None) -> str | None:
+        return str(Path(path).resolve()) if path is not None else None
+
+    train = dataclasses.replace(config.train, init_from=whole(config.train.init_from))
+    return dataclasses.replace(
+        config, train=train, latent=dataclasses.replace(config.latent, flow=whole(config.latent.flow))
+    )
 
 
 def lies_in(field: str, sections: Collection[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -83,4 +83,13 @@ class Task(Protocol[M]):
 
     def release(self, folder: Path, weights: dict[str, Tensor], step: int) -> None:
         """Write the averaged weights, named as in the module's state_dict, to a folder yet to be made; rank 0 calls."""
+        ...
+
+
+@runtime_checkable
+class WarmStart(Protocol):
+    """A task whose runs may begin with what another has learnt."""
+
+    def warm_start(self, module: Any) -> None:
+        """Put it into what `build` made; called when a run begins, not when it goes on from a checkpoint."""
         ...
