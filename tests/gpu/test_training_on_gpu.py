@@ -32,8 +32,10 @@ def with_optimizer(config, name):
 
 
 def weights(trainer):
-    backbone = trainer.objective.backbone
-    return [backbone.embed.weight.detach(), backbone.blocks[0].up.weight.detach()]
+    """An embedding and a matrix, and what the optimiser keeps of them."""
+    backbone, state = trainer.objective.backbone, trainer.optimizer.state
+    chosen = [backbone.embed.weight, backbone.blocks[0].up.weight]
+    return [p.detach() for p in chosen] + [value for p in chosen for value in state[p].values()]
 
 
 @pytest.mark.parametrize(

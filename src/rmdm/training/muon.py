@@ -25,7 +25,7 @@ class Muon(torch.optim.Optimizer):
     """Groups with `matrices: True` get Muon's update, the others fused AdamW's."""
 
     found_inf: Tensor | None = None
-    """On the device: above 0, no update is made."""
+    """On the device: above 0, nothing changes, neither weights nor state."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "matrices": False})
@@ -40,18 +40,22 @@ class Muon(torch.optim.Optimizer):
     def _step_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
         shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
         for p in params:
-            self.state[p].setdefault("momentum", torch.zeros_like(p))
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
             shapes[p.shape].append(p)
+        is_bad = self.found_inf > 0 if self.found_inf is not None else None
         for shape, same in shapes.items():
             moments = [self.state[p]["momentum"] for p in same]
             grads = gradients(same)
+            if is_bad is not None:
+                # Blended with itself the momentum stays; a weight of 0 would not keep what is no number out of it.
+                grads = list(torch.where(is_bad, torch.stack(moments), torch.stack(grads)))
             torch._foreach_lerp_(moments, grads, 1 - MOMENTUM)
             ahead = torch._foreach_lerp(grads, moments, MOMENTUM)
             update_nAB = orthogonal(torch.stack([_whole(u) for u in ahead])).to(same[0].dtype)
             update_nAB *= group["lr"] * ADAMW_RMS * max(shape) ** 0.5
             decay: float | Tensor = group["lr"] * group["weight_decay"]
-            if self.found_inf is not None:
-                is_bad = self.found_inf > 0
+            if is_bad is not None:
                 update_nAB, decay = torch.where(is_bad, 0.0, update_nAB), torch.where(is_bad, 0.0, decay)
             torch._foreach_mul_(same, 1 - decay)
             torch._foreach_sub_(same, [_as(update, p) for update, p in zip(update_nAB, same, strict=True)])

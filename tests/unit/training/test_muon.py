@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rmdm.backbone.dit import DiT
 from rmdm.config import ModelConfig, OptimConfig
@@ -61,14 +62,57 @@ def test_weight_decay_shrinks_the_matrices():
     torch.testing.assert_close(plain.blocks[0].up.weight - model.blocks[0].up.weight, 0.005 * start)
 
 
-def test_nothing_moves_after_a_bad_loss():
+def state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Everything it keeps between steps."""
+    return [value for kept in optimizer.state.values() for value in kept.values()]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nothing_moves_after_a_bad_loss(bad):
     model = model_with_gradients()
-    for p in model.parameters():
-        p.grad.fill_(torch.nan)
-    before = copy.deepcopy(model)
     optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-2, weight_decay=0.5))
     assert isinstance(optimizer, Muon)
+    optimizer.step()
+    before, kept = copy.deepcopy(model), copy.deepcopy(state_of(optimizer))
+    assert len(kept) > len(list(model.parameters()))
+    for p in model.parameters():
+        p.grad.fill_(bad)
     optimizer.found_inf = BAD
     optimizer.step()
     for p, old in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, old)
+    for now, then in zip(state_of(optimizer), kept, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_a_good_loss_makes_the_same_step_with_the_flag_as_without():
+    plain, flagged = model_with_gradients(), model_with_gradients()
+    for model, flag in ((plain, None), (flagged, 1 - BAD)):
+        optimizer = build_optimizer(model, OptimConfig(name="muon", lr=1e-2, weight_decay=0.5))
+        assert isinstance(optimizer, Muon)
+        optimizer.found_inf = flag
+        optimizer.step()
+        optimizer.step()
+    for p, q in zip(plain.parameters(), flagged.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+class Zeros(TorchDispatchMode):
+    """Counts tensors made of zeros."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket is torch.ops.aten.zeros_like
+        return func(*args, **kwargs or {})
+
+
+def test_state_is_made_once():
+    model = model_with_gradients()
+    optimizer = build_optimizer(model, OptimConfig(name="muon"))
+    with Zeros() as first:
+        optimizer.step()
+    with Zeros() as later:
+        optimizer.step()
+    assert first.count > 0
+    assert later.count == 0
