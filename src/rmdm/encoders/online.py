@@ -101,7 +101,8 @@ def fill_empty(
 ) -> None:
     """Put N(0, 1) noise, a function of the row's number, where a group has no text.
 
-    A constant would be an atom, which no flow can spread out; noise is Gaussian already and says nothing.
+    A constant would be an atom, which no flow can spread out; noise is Gaussian already and says nothing. The paper's
+    latents say that there is padding: docs/paper-map.md, "Groups of padding".
     """
     _, groups, dim = z_nGK.shape
     place, group = np.nonzero(~present_nG)
