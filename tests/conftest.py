@@ -31,6 +31,7 @@ SMALL = {
     "train.valid_rows": "32",
     "train.sample_every": "0",
     "train.save_every": "4",
+    "optim.name": "adamw",
     "optim.warmup": "4",
 }
 
@@ -60,7 +61,7 @@ def small_config(process: str = "mdlm", **train: object) -> Config:
         data=dataclasses.replace(base.data, stories=600, holdout=100),
         encoder=dataclasses.replace(base.encoder, name=None),
         model=dataclasses.replace(base.model, layers=2, width=32, heads=2, dropout=0.1),
-        optim=dataclasses.replace(base.optim, warmup=4),
+        optim=dataclasses.replace(base.optim, name="adamw", warmup=4),
         train=dataclasses.replace(
             base.train,
             **{
