@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmdm.report.plots import Dots, Line, Plot, Point
-from rmdm.report.read import Arm, Row, parameters, settings
+from rmdm.report.read import Arm, Row, by_tokenizer, parameters, settings
 from rmdm.report.table import NOTHING, Cell, Cells, Note, Part, Section, Table, count, escape, fixed, number, setting
 
 PICTURES = {
@@ -83,41 +83,40 @@ def settings_tables(arms: Sequence[Arm]) -> list[Part]:
 
 
 def training_section(arms: Sequence[Arm]) -> Section | None:
-    """Loss, and the figure on held-out rows, against steps."""
+    """Loss, and the figure on held-out rows, against steps; apart for runs whose tokens are not the same."""
+    groups = by_tokenizer([arm for arm in arms if arm.training])
+    parts = [part for group in groups for part in training_parts(group)]
+    flow = [Line(arm.label, series(arm.flow_training, "loss"), arm.index, has_markers=False) for arm in arms]
+    if any(line.points for line in flow):
+        parts.insert(0, Plot("Stage I: loss of the flow", "step", "loss", clipped(flow)))
+    lead = "The runs have different tokenizers, so that their nats a token are shown apart." if len(groups) > 1 else ""
+    return Section("training", "Training", lead, parts) if parts else None
+
+
+def training_parts(arms: Sequence[Arm]) -> list[Part]:
+    """Of runs with the same tokens."""
     lines = [Line(arm.label, series(arm.training, "loss"), arm.index, has_markers=False) for arm in arms]
     valid = [Line(arm.label, series(arm.training, "valid_nats"), arm.index) for arm in arms]
-    flow = [Line(arm.label, series(arm.flow_training, "loss"), arm.index, has_markers=False) for arm in arms]
-    parts: list[Part] = []
-    if any(line.points for line in lines):
-        parts.append(
-            Plot("Training loss", "step", "nats a token", clipped(lines), note="Mean of each log line's steps.")
-        )
+    note = "Mean of each log line's steps."
+    parts: list[Part] = [Plot("Training loss", "step", "nats a token", clipped(lines), note=note)]
     if any(len(line.points) > 1 for line in valid):
         note = "Bounds for masked diffusion; for RMDM given each row's own latent, which is no bound."
         parts.append(Plot("Held-out rows while training", "step", "nats a token", clipped(valid), note=note))
-    if any(line.points for line in flow):
-        parts.append(Plot("Stage I: loss of the flow", "step", "loss", clipped(flow)))
     rows: list[Cells] = []
     for arm in arms:
-        last = [row for row in arm.training if "loss" in row][-1:]
-        held = [row for row in arm.training if "valid_nats" in row][-1:]
-        if last or held:
-            rows.append([
-                name_cell(arm), *(fixed(row["loss"], 4) for row in last or [{"loss": None}]),
-                *((fixed(row["valid_nats"], 4)) for row in held or [{"valid_nats": None}]),
-                count(held[0].get("valid_tokens") if held else None), count((last or held)[0]["step"]),
-            ])  # fmt: skip
-    if not rows:
-        return None
-    columns = [
-        ("", "arm"),
-        ("nats a token", "last loss"),
-        ("nats a token", "held-out"),
-        ("", "held-out tokens"),
-        ("", "step"),
-    ]
-    parts.append(Table("The end of training", columns, rows))
-    return Section("training", "Training", "", parts)
+        loss, held = (last_with(arm.training, key) for key in ("loss", "valid_nats"))
+        rows.append([
+            name_cell(arm), fixed(loss.get("loss"), 4), fixed(held.get("valid_nats"), 4),
+            count(held.get("valid_tokens")), count(arm.training[-1].get("step")),
+        ])  # fmt: skip
+    columns = [("", "arm"), ("nats a token", "last loss"), ("nats a token", "held-out"), ("", "held-out tokens"),
+               ("", "step")]  # fmt: skip
+    return [*parts, Table("The end of training", columns, rows)]
+
+
+def last_with(rows: Sequence[Row], key: str) -> Row:
+    """The last line of a log that has a figure; empty where none has."""
+    return next((row for row in reversed(rows) if key in row), {})
 
 
 def series(rows: Sequence[Row], key: str) -> list[Point]:

@@ -16,6 +16,7 @@ def judge_section(arms: Sequence[Arm]) -> Section | None:
     scored = [(arm, row) for arm in arms for row in arm.of("judge", row="scores")]
     if not scored:
         return None
+    plots: list[Part] = []
     parts: list[Part] = []
     for k, judge in enumerate(dict.fromkeys(row["judge"] for _, row in scored)):
         rows = [row for _, row in scored if row["judge"] == judge]
@@ -27,7 +28,7 @@ def judge_section(arms: Sequence[Arm]) -> Section | None:
         lines = [Line(one.label.text, points_of(one), one.label.arm) for one in tracks]
         if any(len(line.points) > 1 for line in lines):
             title, note = f"Overall score by {judge}", "Bands: 95%."
-            parts.append(Plot(title, "denoising steps", "score, 1 to 10", lines, x_scale="log2", note=note))
+            plots.append(Plot(title, "denoising steps", "score, 1 to 10", lines, x_scale="log2", note=note))
         paper = f" (the paper's Table {8 + k})" if k < 2 else ""
         parts.append(by_steps(f"Overall quality by {judge}{paper}", tracks, [judge_note(judge, rows)]))
     parts.append(criteria_table(arms))
@@ -46,7 +47,7 @@ def judge_section(arms: Sequence[Arm]) -> Section | None:
         note = "Of the overall scores of texts that both judged; bootstrap 95%."
         parts.append(Table("Rank agreement of judges", columns, rows_of, [note], labels=2))
     lead = "Language models score single texts for five qualities, as in the paper's Appendix D."
-    return Section("judge", "Judges", lead, parts)
+    return Section("judge", "Judges", lead, plots + parts)
 
 
 def judge_note(judge: str, rows: Sequence[Row]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rmdm.report.about import name_cell
 from rmdm.report.plots import Line, Plot, Point
-from rmdm.report.read import Arm, Row, tokenizer_id
+from rmdm.report.read import Arm, Row, by_tokenizer
 from rmdm.report.steps import spoken
 from rmdm.report.table import (
     NOTHING,
@@ -42,9 +42,7 @@ def ppl_section(arms: Sequence[Arm]) -> Section | None:
     if not known:
         return None
     parts: list[Part] = []
-    groups: dict[str, list[Arm]] = {}
-    for arm in known:
-        groups.setdefault(tokenizer_id(arm), []).append(arm)
+    groups = by_tokenizer(known)
     if len(groups) > 1:
         parts.append(
             Note(
@@ -272,8 +270,9 @@ def gap_section(arms: Sequence[Arm]) -> Section | None:
     if not known:
         return None
     parts: list[Part] = []
-    for name in dict.fromkeys(row["set"] for arm in known for row in arm.rows["gap"]):
-        parts += gap_parts(known, name)
+    for group in by_tokenizer(known):  # a block of tokens is not the same amount of text for all tokenizers
+        for name in dict.fromkeys(row["set"] for arm in group for row in arm.rows["gap"]):
+            parts += gap_parts(group, name)
     lead = (
         "What is lost, in nats, by writing a block of tokens at once instead of one after another, all others given. "
         "Exact figures apart, it is each model's own estimate: its prediction errors are in it, and it may be negative."
@@ -287,6 +286,7 @@ def gap_parts(arms: Sequence[Arm], name: str) -> list[Part]:
     changes: list[Line] = []
     body: list[Cells] = []
     exact: dict[int, Row] = {}
+    arms = [arm for arm in arms if arm.of("gap", set=name)]
     sizes = sorted({row["block"] for arm in arms for row in arm.of("gap", set=name) if row["block"] is not None})
     notes: list[str] = []
     for arm in arms:

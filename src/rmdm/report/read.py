@@ -191,6 +191,14 @@ def tokenizer_id(arm: Arm) -> str:
     return f"{tokenizer.kind} {tokenizer.name or arm.config.data.name} {tokenizer.vocab_size}"
 
 
+def by_tokenizer(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Arms whose figures a token can be compared."""
+    groups: dict[str, list[Arm]] = {}
+    for arm in arms:
+        groups.setdefault(tokenizer_id(arm), []).append(arm)
+    return list(groups.values())
+
+
 def settings(arm: Arm) -> dict[str, Any]:
     """Every setting under its dotted name, but for names and places."""
     flat = flatten(ADAPTER.dump_python(arm.config, mode="json"))

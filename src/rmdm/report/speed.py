@@ -297,5 +297,6 @@ def _gain(point: Quality, curve: Sequence[Quality], factor: Callable[[float], fl
         other = None if target is None else reach(curve, target, end)
         ends.append(number(None if other is None else factor(other.steps), 2))
     sign = "≥ " if found.is_first else ""
-    span = "" if ends[1] == NOTHING else f"≤ {ends[1]}" if ends[0] == NOTHING else f"{ends[0]} to {ends[1]}"
+    span = f"≤ {ends[1]}" if ends[0] == NOTHING else f"{ends[0]} to {ends[1]}"
+    span = "" if ends[1] in (NOTHING, ends[0]) else span
     return Cell(f"{sign}{number(value, 3)}×", span)

@@ -10,7 +10,7 @@ import pytest
 from rmdm.cli import VERBS, Parser, add_json
 from rmdm.report.page import write_report
 from tests.release import byte_tokenizer, save_release
-from tests.unit.report.runs import full_runs, gen_rows, make_run, ppl_rows, save_rows, story_runs
+from tests.unit.report.runs import full_runs, gap_rows, gen_rows, make_run, ppl_rows, save_rows, story_runs
 
 VOID = {"meta", "img", "br", "wbr"}
 
@@ -113,6 +113,18 @@ def test_different_tokenizers_are_compared_by_bytes_only(tmp_path):
     (_, _, line) = table_of(tmp_path / "report" / "report.md", "Bits per byte")
     assert re.search(r"1\.61\d\* ", line)  # the lossy one is marked
     assert "not comparable, unknown words" in text
+
+
+def test_nats_a_token_of_different_tokenizers_are_shown_apart(tmp_path):
+    runs = [save_release(tmp_path / "words"), save_release(tmp_path / "bytes", tokenizer=byte_tokenizer())]
+    for run in runs:
+        (run / "metrics.jsonl").write_text('{"step": 10, "loss": 3.0}\n{"step": 20, "loss": 2.5}\n')
+        save_rows(run, "gap", gap_rows("mdlm"))
+    report = write_report(runs, tmp_path / "report")
+    text = report.markdown.read_text(encoding="utf-8")
+    assert text.count("### The end of training") == 2
+    assert text.count("### The gap on held-out text") == 2
+    assert report.html.read_text(encoding="utf-8").count("<figcaption>Training loss</figcaption>") == 2
 
 
 def test_evaluators_are_not_mixed(tmp_path):
