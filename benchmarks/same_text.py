@@ -1,67 +1,92 @@
 """How often a request's text depends on what runs beside it: alone against in a batch of 64, compiled against not.
 
-    python benchmarks/same_text.py RUN [--requests 2048] [--steps 16]
+    python benchmarks/same_text.py RUN... [--requests 3072] [--steps 8]
 
-The rows are those of `rmdm sample`: every request has a seed of its own and asks for one text.
+The texts are those of `rmdm sample`: every request has its own seed and asks for one text. Every sampler that fits a
+model is tried, on a GPU also without the fixed shapes that the package writes with there.
 """
 
 import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from rmdm.hub import find_device, load_model
+from rmdm.hub import Model, find_device, load_model
 from rmdm.samplers import generate
-from rmdm.samplers.generate import Writer, autocast, own_settings
+from rmdm.samplers.generate import autocast, own_settings
 from rmdm.samplers.noise import row_keys
+from rmdm.samplers.settings import fitting_samplers
 
 TOGETHER = 64
 
 
-def texts(writer: Writer, steps: int, requests: int, batch: int, config) -> torch.Tensor:
+def texts(model: Model, sampler: str, steps: int, requests: int, batch: int) -> torch.Tensor:
     """The tokens of requests 0..n-1, `batch` of them at a time."""
+    writer, config = model.writer(), model.config.sample
     x_BL, _ = writer.blank(requests, 0)
     keys_B = row_keys(list(range(requests)), [0] * requests)
-    how = own_settings(writer.backbone, config, steps)
+    how = replace(own_settings(model.backbone, config, steps), sampler=sampler)
     with autocast(x_BL.device):
         return writer.write(x_BL, keys_B, how, tau=config.latent_temperature, batch=batch).cpu()
 
 
-def main() -> None:
-    """Print one line a comparison."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run")
-    parser.add_argument("--requests", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=16)
-    args = parser.parse_args()
-    model = load_model(args.run, find_device("auto"))
-    writer, config = model.writer(), model.config.sample
-
-    def compare(name: str, a_BL: torch.Tensor, b_BL: torch.Tensor) -> None:
-        differ = a_BL != b_BL
-        print(
-            f"{name}: {int(differ.any(dim=1).sum())} of {len(a_BL)} texts differ, {int(differ.sum())} tokens",
-            flush=True,
-        )
-
-    n, steps = args.requests, args.steps
-    together = texts(writer, steps, n, TOGETHER, config)
+def compare(name: str, a_BL: torch.Tensor, b_BL: torch.Tensor) -> None:
+    """Print how many rows differ."""
+    differ = a_BL != b_BL[: len(a_BL)]
+    share = differ.float().mean()
     print(
-        f"{len(together.unique(dim=0))} of {n} texts are distinct, {steps} steps, {model.backbone.embed.weight.device}"
+        f"  {name}: {int(differ.any(dim=1).sum())} of {len(a_BL)} texts differ, {share:.2%} of the tokens", flush=True
     )
-    compare("again", together, texts(writer, steps, n, TOGETHER, config))
-    alone = texts(writer, steps, n // 4, 1, config)
-    compare("alone against in a batch of 64", alone, together[: n // 4])
-    compare("in batches of 7 against 64", texts(writer, steps, n // 4, 7, config), together[: n // 4])
-    if writer.backbone.embed.weight.is_cuda:
-        fixed = generate.fixed_rows
-        generate.fixed_rows = lambda backbone: None
-        loose = texts(writer, steps, n, TOGETHER, config)
-        compare("without fixed shapes, alone against 64", texts(writer, steps, n // 4, 1, config), loose[: n // 4])
-        compare("without fixed shapes, 512 against 64", texts(writer, steps, n, 512, config), loose)
+
+
+def measure(model: Model, sampler: str, steps: int, n: int) -> None:
+    """All comparisons of one sampler."""
+
+    def write(requests: int, batch: int) -> torch.Tensor:
+        return texts(model, sampler, steps, requests, batch)
+
+    began = time.perf_counter()
+    together = write(n, TOGETHER)
+    distinct, seconds = len(together.unique(dim=0)), time.perf_counter() - began
+    where = model.backbone.embed.weight.device
+    print(f"{model.config.name}, {sampler}, {steps} steps, {where}: {distinct} of {n} texts distinct, {seconds:.1f} s")
+    compare("again", write(n, TOGETHER), together)
+    compare("alone against in a batch of 64", write(n, 1), together)
+    compare("in batches of 7 against 64", write(n, 7), together)
+    if where.type == "cuda":
+        without_fixed_shapes(write, together)
+
+
+def without_fixed_shapes(write: Callable[[int, int], torch.Tensor], together: torch.Tensor) -> None:
+    """The same where every product has the shape of its batch."""
+    fixed, n = generate.fixed_rows, len(together)
+    generate.fixed_rows = lambda backbone: None
+    try:
+        loose = write(n, TOGETHER)
+        compare("without fixed shapes, alone against 64", write(n, 1), loose)
+        compare("without fixed shapes, 7 against 64", write(n, 7), loose)
         compare("with fixed shapes against without", together, loose)
+    finally:
         generate.fixed_rows = fixed
-    writer.backbone.compile(dynamic=False)
-    compare("compiled against not", texts(writer, steps, n, TOGETHER, config), together)
+
+
+def main() -> None:
+    """Measure every run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--requests", type=int, default=3072)
+    parser.add_argument("--steps", type=int, default=8)
+    args = parser.parse_args()
+    for run in args.runs:
+        model = load_model(run, find_device("auto"))
+        for sampler in fitting_samplers(model.backbone)[0]:
+            measure(model, sampler, args.steps, args.requests)
+        own = own_settings(model.backbone, model.config.sample).sampler
+        plain = texts(model, own, args.steps, args.requests, TOGETHER)
+        model.backbone.compile(dynamic=False)
+        compare("compiled against not", texts(model, own, args.steps, args.requests, TOGETHER), plain)
 
 
 if __name__ == "__main__":
