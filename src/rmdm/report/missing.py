@@ -39,7 +39,7 @@ def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str
             lines.append((what + some, f"rmdm {verb} {' '.join(str(arm.run) for arm in lacking)}{flags}"))
 
     def other_sets(arm: Arm) -> bool:
-        return any(row["set"] != "valid" for row in arm.rows.get("ppl", []))
+        return any(row.get("set") != "valid" for row in arm.rows.get("ppl", []))
 
     ask("Shares of grammatical and consistent stories", "eval stories", stories, lambda arm: arm.rows.get("stories"))
     ask("GenPPL with entropy against steps", "eval gen", texts, lambda arm: arm.rows.get("gen"))

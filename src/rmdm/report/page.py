@@ -1,8 +1,9 @@
 """The report itself: sections put together, as one HTML page without outside parts and as Markdown."""
 
+import contextlib
 import datetime
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,9 +20,26 @@ from rmdm.report.read import Arm, Row, read_arms, revision
 from rmdm.report.samples import samples_section
 from rmdm.report.speed import speed_section
 from rmdm.report.stories import share_half, stories_section
-from rmdm.report.table import Section, escape, fixed, number
+from rmdm.report.table import Note, Section, escape, fixed, number
 
 HTML, MARKDOWN = "index.html", "report.md"
+
+SECTIONS = (
+    stories_section, gen_section, speed_section, ppl_section, gap_section, ablation_section, judge_section,
+    latents_section, training_section,
+)  # fmt: skip
+"""What follows the arms, in order; texts come after the figures of their quality."""
+UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+"""What rows of another version make of code that reads them."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What stands above the sections."""
+
+    title: str
+    lines: Sequence[str]
+    facts: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -37,23 +55,33 @@ def write_report(runs: Sequence[Path], out: Path, *, device: str = "auto") -> Re
     """Read the runs and write the page and the tables."""
     arms = read_arms(runs)
     samples, without = samples_section(arms, device)
-    found = [
-        arms_section(arms), stories_section(arms), gen_section(arms), samples, speed_section(arms), ppl_section(arms),
-        gap_section(arms), ablation_section(arms), judge_section(arms), latents_section(arms), training_section(arms),
-    ]  # fmt: skip
-    sections = [section for section in found if section is not None]
+    sections = [arms_section(arms), *(section for build in SECTIONS if (section := built(build, arms)) is not None)]
+    if samples is not None:
+        sections.insert(1 + sum(section.name in ("stories", "generation") for section in sections), samples)
     for section in sections:
         section.parts += paper.tables(section.name)
     lacking = missing(arms, without)
     if lacking:
         lead = "These commands measure the rest; run 'rmdm report' again afterwards."
         sections.append(Section("missing", "Not measured yet", lead, [Missing(lacking)]))
-    facts = provenance(arms)
+    head = Head(title_of(arms), headlines(arms), provenance(arms))
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out / HTML, out / MARKDOWN, lacking)
-    report.html.write_text(to_html(arms, sections, facts), encoding="utf-8")
-    report.markdown.write_text(to_markdown(arms, sections, facts), encoding="utf-8")
+    report.html.write_text(to_html(head, sections), encoding="utf-8")
+    report.markdown.write_text(to_markdown(head, sections), encoding="utf-8")
     return report
+
+
+def built(build: Callable[[Sequence[Arm]], Section | None], arms: Sequence[Arm]) -> Section | None:
+    """A section; one whose figures are of another version says so, and leaves the rest of the report whole."""
+    try:
+        return build(arms)
+    except UNREADABLE as error:
+        name = build.__name__.removesuffix("_section")
+        text = (
+            f"These figures cannot be read ({type(error).__name__}: {error}); they may be of another version of rmdm."
+        )
+        return Section(name, name.capitalize(), "", [Note(f"{text} Measure them again.")])
 
 
 def provenance(arms: Sequence[Arm]) -> list[tuple[str, str]]:
@@ -91,26 +119,33 @@ def headlines(arms: Sequence[Arm]) -> list[str]:
     arm = next((arm for arm in arms if arm.has_text_latent), None)
     if base is None or arm is None:
         return []
-    lines = []
+    lines: list[str] = []
+    with contextlib.suppress(*UNREADABLE):
+        lines += story_headline(arm, base)
+    with contextlib.suppress(*UNREADABLE):
+        lines += gen_headline(arm, base)
+    return lines
+
+
+def story_headline(arm: Arm, base: Arm) -> list[str]:
+    """Consistent stories."""
     stories = [[row for row in one.rows.get("stories", []) if row["arm"] == one.config.name] for one in (arm, base)]
     own, other = at_same_steps(stories[0], stories[1], arm.config.sample.steps)
-    if own and other:
-        shares = [
-            f"{100 * row['consistent']:.1f}% ±{share_half(row['consistent'], row['n']):.1f}" for row in (own, other)
-        ]
-        lines.append(
-            f"In {own['steps']} steps {shares[0]} of {arm.label}'s stories are consistent, against {shares[1]} of "
-            f"{base.label}'s."
-        )
+    if own is None or other is None:
+        return []
+    a, b = (f"{100 * row['consistent']:.1f}% ±{share_half(row['consistent'], row['n']):.1f}" for row in (own, other))
+    return [f"In {own['steps']} steps {a} of {arm.label}'s stories are consistent, against {b} of {base.label}'s."]
+
+
+def gen_headline(arm: Arm, base: Arm) -> list[str]:
+    """GenPPL with entropy."""
     gen = [next((rows for _, _, rows in gen_arms([one])), []) for one in (arm, base)]
     own, other = at_same_steps(gen[0], gen[1], arm.config.sample.steps)
-    if own and other and own["evaluator"] == other["evaluator"]:
-        said = [f"{number(row['gen_ppl'], 3)} with entropy {fixed(row['entropy'], 2)}" for row in (own, other)]
-        lines.append(
-            f"In {own['steps']} steps GenPPL is {said[0]} ({arm.label}), against {said[1]} ({base.label}); evaluator "
-            f"{own['evaluator']}."
-        )
-    return lines
+    if own is None or other is None or own["evaluator"] != other["evaluator"]:
+        return []
+    a, b = (f"{number(row['gen_ppl'], 3)} with entropy {fixed(row['entropy'], 2)}" for row in (own, other))
+    who = f"({base.label}); evaluator {own['evaluator']}"
+    return [f"In {own['steps']} steps GenPPL is {a} ({arm.label}), against {b} {who}."]
 
 
 def at_same_steps(own: Sequence[Row], other: Sequence[Row], steps: int) -> tuple[Row | None, Row | None]:
@@ -128,14 +163,14 @@ def title_of(arms: Sequence[Arm]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def to_html(arms: Sequence[Arm], sections: Sequence[Section], facts: Sequence[tuple[str, str]]) -> str:
+def to_html(head: Head, sections: Sequence[Section]) -> str:
     """One page: style, plots and texts inside."""
     style = (resources.files("rmdm.report") / "page.css").read_text(encoding="utf-8")
     contents = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in sections)
-    lines = "".join(f"<p class=headline>{escape(line)}</p>" for line in headlines(arms))
-    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    lines = "".join(f"<p class=headline>{escape(line)}</p>" for line in head.lines)
+    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in head.facts)
     body = "".join(_section(section) for section in sections)
-    title = escape(title_of(arms))
+    title = escape(head.title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -161,15 +196,11 @@ def _section(section: Section) -> str:
     return f"<section id={section.name}><h2>{escape(section.title)}</h2>{lead}{out}</section>"
 
 
-def to_markdown(arms: Sequence[Arm], sections: Sequence[Section], facts: Sequence[tuple[str, str]]) -> str:
+def to_markdown(head: Head, sections: Sequence[Section]) -> str:
     """The same tables and texts for a README or an issue; the paper's own are left to the page."""
-    head = [
-        f"# rmdm report: {title_of(arms)}",
-        *headlines(arms),
-        "\n".join(f"- {name}: {value}" for name, value in facts),
-    ]
+    parts = [f"# rmdm report: {head.title}", *head.lines, "\n".join(f"- {name}: {value}" for name, value in head.facts)]
     for section in sections:
-        own = [part for part in section.parts if part not in paper.tables(section.name)]
-        head += [f"## {section.title}", *([section.lead] if section.lead else [])]
-        head += [text for part in own if (text := part.to_markdown())]
-    return "\n\n".join(head) + "\n"
+        papers = paper.tables(section.name)
+        parts += [f"## {section.title}", *([section.lead] if section.lead else [])]
+        parts += [text for part in section.parts if part not in papers and (text := part.to_markdown())]
+    return "\n\n".join(parts) + "\n"
