@@ -99,11 +99,14 @@ def gen_tracks(arm: Arm, label: str, rows: Sequence[Row]) -> list[Track]:
 def frontier_plots(arms: Sequence[Arm], reference: Iterable[Row]) -> list[Part]:
     """GenPPL against entropy: along temperature for some numbers of steps, else along the steps."""
     rows = [(arm, row) for arm in arms for row in arm.of("gen", row="model")]
-    real = Line(REAL, spread_points(list(reference), "entropy", "gen_ppl"), None, is_joined=False)
+    real = Line(REAL, spread_points(list(reference), "entropy", "gen_ppl"), None, is_joined=False, has_band=False)
     many = {(arm.index, row["steps"]) for arm, row in rows}
     if len({(arm.index, row["steps"], row.get("tau"), row["temperature"]) for arm, row in rows}) == len(many):
-        lines = [Line(label, spread_points(own, "entropy", "gen_ppl"), arm.index) for arm, label, own in gen_arms(arms)]
-        note = "Each point is a number of steps; a method is better where it lies lower at the same entropy."
+        lines = [
+            Line(label, spread_points(own, "entropy", "gen_ppl"), arm.index, has_band=False)
+            for arm, label, own in gen_arms(arms)
+        ]
+        note = "Each point is a number of steps; lower at the same entropy is better. Whiskers: 95%."
         return [frontier("GenPPL against entropy", [*lines, real], note)]
     steps = sorted({step for _, step in many})
     chosen = steps if len(steps) <= 4 else [steps[round(k * (len(steps) - 1) / 3)] for k in range(4)]
@@ -116,10 +119,9 @@ def frontier_plots(arms: Sequence[Arm], reference: Iterable[Row]) -> list[Part]:
                 curve = sorted((row for row in own if row.get("tau") == tau), key=lambda row: row["temperature"])
                 several = len({row.get("tau") for row in own}) > 1
                 label = f"{arm.label}, τ {tau:.3g}" if several and tau is not None else arm.label
-                lines.append(
-                    Line(label, spread_points(curve, "entropy", "gen_ppl"), arm.index, is_dashed=several and tau != 1)
-                )
-        note = "Each point is a temperature; a method is better where it lies lower at the same entropy."
+                points, dashed = spread_points(curve, "entropy", "gen_ppl"), several and tau != 1
+                lines.append(Line(label, points, arm.index, is_dashed=dashed, has_band=False))
+        note = "Each point is a temperature; lower at the same entropy is better. Whiskers: 95%."
         plots.append(frontier(f"Frontier at {step:,} steps", [*lines, real], note))
     return plots
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,8 +105,6 @@ def provenance(arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 def machine() -> str:
     """This machine in words."""
-    import os
-
     import torch
 
     if torch.cuda.is_available():

@@ -29,6 +29,9 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
+    left: float | None = None
+    right: float | None = None
+    """The interval of x, where it is a figure too."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Line:
     is_dashed: bool = False
     has_markers: bool = True
     is_joined: bool = True
+    has_band: bool = True
+    """Whether intervals are an area along the line; else they are whiskers."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,8 @@ class Plot:
         ys = [y for point in points for y in (point.y, point.low, point.high) if y is not None]
         ys += [level.y for level in self.levels]
         ys += [y for y in (self.y_from, self.y_least) if y is not None]
-        across = Scale.around([point.x for point in points], self.x_scale, LEFT, WIDTH - RIGHT)
+        xs = [x for point in points for x in (point.x, point.left, point.right) if x is not None]
+        across = Scale.around(xs, self.x_scale, LEFT, WIDTH - RIGHT)
         up = Scale.around(ys, self.y_scale, HEIGHT - BOTTOM, TOP, pad=0.06)
         up = up if self.y_from is None else replace(up, low=self.y_from)
         parts = [*_axes(across, up, self.x, self.y)]
@@ -224,16 +230,19 @@ def _level(level: Level, up: Scale) -> str:
 
 
 def _band(line: Line, across: Scale, up: Scale) -> str:
-    """The intervals: an area along a line, or a whisker a point where points are not joined."""
+    """The intervals: an area along the line, or whiskers."""
     known = [
         (point, point.low, point.high) for point in line.points if point.low is not None and point.high is not None
     ]
     colour = _colour(line.arm)
-    if not line.is_joined:
-        return "".join(
-            f'<path class="whisker {colour}" d="M{across.at(p.x):.1f} {up.at(low):.1f}V{up.at(high):.1f}"/>'
-            for p, low, high in known
-        )
+    if not line.has_band:
+        places = [f"M{across.at(p.x):.1f} {up.at(low):.1f}V{up.at(high):.1f}" for p, low, high in known]
+        places += [
+            f"M{across.at(p.left):.1f} {up.at(p.y):.1f}H{across.at(p.right):.1f}"
+            for p in line.points
+            if p.left is not None and p.right is not None
+        ]
+        return f'<path class="whisker {colour}" d="{"".join(places)}"/>' if places else ""
     if len(known) < 2:
         return ""
     there = [f"{across.at(p.x):.1f} {up.at(high):.1f}" for p, _, high in known]

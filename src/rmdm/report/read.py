@@ -34,6 +34,8 @@ class Arm:
     """The release that figures are about; None where only figures are left."""
     meta: Row
     """What model.json says."""
+    weights: list[int] | None
+    """What tells its weights from others."""
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """Rows of each kind."""
     stale: list[str] = field(default_factory=list)
@@ -95,8 +97,7 @@ def read_arm(index: int, run: Path) -> Arm:
         config = decode(meta["config"], str(run))
     else:
         raise ConfigError(f"{run} holds neither config.yaml nor model.json, so it is no run; give a run directory")
-    arm = Arm(index, config.name, run, config, model, meta)
-    weights = signature(model)
+    arm = Arm(index, config.name, run, config, model, meta, signature(model))
     for kind in KINDS:
         for path in sorted([run / "eval" / f"{kind}.json", *(run / "eval").glob(f"{kind}-*.json")]):
             saved = read_object(path)
@@ -105,7 +106,7 @@ def read_arm(index: int, run: Path) -> Arm:
                 continue
             arm.rows.setdefault(kind, []).extend(found)
             measured = saved.get("asked", {}).get("weights")
-            if weights is not None and measured is not None and measured != weights:
+            if None not in (arm.weights, measured) and measured != arm.weights:
                 arm.stale.append(f"eval/{path.name}")
     arm.training = read_lines(run / "metrics.jsonl")
     arm.flow_training = read_lines(run / "flow" / "metrics.jsonl")

@@ -14,7 +14,7 @@ from typing import Any
 from rmdm.data.shards import write_json
 from rmdm.errors import RMDMError
 from rmdm.evaluation.record import read_record
-from rmdm.report.read import Arm, Row, parameters, read_object, signature
+from rmdm.report.read import Arm, Row, parameters, read_object
 from rmdm.report.table import Section, escape
 
 TEXTS, SEED = 3, 0
@@ -131,14 +131,13 @@ def own_tau(arm: Arm) -> float | None:
 def kept_texts(arm: Arm) -> dict[int, list[str]]:
     """Texts by steps that `rmdm eval gen` drew at the arm's own settings and these weights."""
     out: dict[int, list[str]] = {}
-    weights = signature(arm.model)
     for facts in sorted((arm.run / "eval" / "gen-samples").glob("*.json")):
         saved = read_object(facts)
         asked: dict[str, Any] = saved.get("asked") or {}
         tau = (saved.get("settings") or {}).get("tau")
         is_own = asked.get("temperature") == arm.config.sample.temperature and asked.get("seed") == SEED
         is_own = is_own and (own_tau(arm) is None or tau is None or abs(tau - (own_tau(arm) or 0)) < 1e-6)
-        if is_own and (weights is None or asked.get("weights") == weights):
+        if is_own and (arm.weights is None or asked.get("weights") == arm.weights):
             texts = first_texts(facts.with_suffix(".jsonl"))
             if texts:
                 out[int(asked["steps"])] = texts
@@ -165,7 +164,7 @@ def drawn_texts(arm: Arm, steps: Sequence[int], device: str) -> dict[int, list[s
         return {}
     work = 2 * size * arm.config.data.length * TEXTS * sum(steps) * (2 if arm.config.sample.guidance != 1 else 1)
     path = arm.run / "eval" / "report-samples.json"
-    asked = {"weights": signature(arm.model), "steps": list(steps), "n": TEXTS, "seed": SEED}
+    asked = {"weights": arm.weights, "steps": list(steps), "n": TEXTS, "seed": SEED}
     rows: list[Row] | None = read_record(path, asked)
     if rows is None and work > BUDGET[where.type]:
         return {}

@@ -64,7 +64,8 @@ def track(
 def spread_points(rows: Sequence[Row], x: str, y: str) -> list[Point]:
     """Points with their intervals; what could not be measured is left out."""
     known = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
-    return [Point(row[x], row[y], row.get(f"{y}_low"), row.get(f"{y}_high")) for row in known]
+    ends = [f"{name}_{end}" for name in (y, x) for end in ("low", "high")]
+    return [Point(row[x], row[y], *(row.get(end) for end in ends)) for row in known]
 
 
 def spoken(rows: Iterable[Row], key: str) -> str:

@@ -1,5 +1,6 @@
 """The whole report: one page that stands alone, Markdown with the same figures, and nothing compared that cannot be."""
 
+import base64
 import re
 import shlex
 from html.parser import HTMLParser
@@ -168,6 +169,14 @@ def test_what_is_missing_is_said_with_a_command_that_works(stories, tmp_path):
     assert str(tmp_path / "ar") not in said["The conditional dependency gap (wiki-small-rmdm)"]  # it has none
     assert "Shares of grammatical and consistent stories" not in said
     assert "GenPPL with entropy against steps" not in dict(stories.missing)
+
+
+def test_pictures_of_the_latents_are_kept_in_the_page(tmp_path):
+    mdlm, rmdm, _ = full_runs(tmp_path)
+    (rmdm / "latents" / "umap.png").write_bytes(b"\x89PNG picture")
+    page = parsed(write_report([mdlm, rmdm], tmp_path / "report").html)
+    outside = [ref for ref in page.refers if not ref.startswith("#")]
+    assert outside == ["data:image/png;base64," + base64.b64encode(b"\x89PNG picture").decode()]
 
 
 def test_figures_of_another_version_leave_the_rest_whole(tmp_path):

@@ -59,3 +59,12 @@ def test_higher_figures_lie_higher():
         if "mark" in node.get("class", ""):
             places.append(float(node.get("d", "").split("L")[0].strip("M").split()[1]))
     assert places[1] < places[0]
+
+
+def test_whiskers_show_both_intervals_of_a_point():
+    point = Point(4.0, 100.0, 90.0, 110.0, 3.9, 4.1)
+    svg = ET.fromstring(Plot("t", "x", "y", [Line("a", [point], 0, has_band=False)]).svg())
+    (whisker,) = [node.get("d", "") for node in svg.iter("path") if node.get("class") == "whisker a0"]
+    assert whisker.count("M") == 2
+    assert "V" in whisker
+    assert "H" in whisker
