@@ -47,6 +47,12 @@ def gen_arms(arms: Sequence[Arm]) -> list[tuple[Arm, str, list[Row]]]:
     return out
 
 
+def own_rows(arm: Arm) -> list[Row]:
+    """Rows by steps at the settings the arm samples with, or those nearest to them."""
+    found = [rows for _, _, rows in gen_arms([arm])]
+    return min(found, key=lambda rows: abs((rows[0].get("tau") or 0) - (arm.tau or 0)), default=[])
+
+
 def gen_parts(arms: Sequence[Arm], evaluator: str) -> list[Part]:
     """Plots and tables under one evaluator."""
     groups, real = gen_arms(arms), [row for arm in arms for row in arm.of("gen", row="held-out")]

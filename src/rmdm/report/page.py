@@ -12,7 +12,7 @@ from pathlib import Path
 from rmdm.report import paper
 from rmdm.report.ablation import ablation_section
 from rmdm.report.about import arms_section, latents_section, training_section
-from rmdm.report.generation import gen_arms, gen_section
+from rmdm.report.generation import gen_section, own_rows
 from rmdm.report.judges import judge_section
 from rmdm.report.likelihood import gap_section, ppl_section
 from rmdm.report.missing import Missing, missing
@@ -138,8 +138,7 @@ def story_headline(arm: Arm, base: Arm) -> list[str]:
 
 def gen_headline(arm: Arm, base: Arm) -> list[str]:
     """GenPPL with entropy."""
-    gen = [next((rows for _, _, rows in gen_arms([one])), []) for one in (arm, base)]
-    own, other = at_same_steps(gen[0], gen[1], arm.config.sample.steps)
+    own, other = at_same_steps(own_rows(arm), own_rows(base), arm.config.sample.steps)
     if own is None or other is None or own["evaluator"] != other["evaluator"]:
         return []
     a, b = (f"{number(row['gen_ppl'], 3)} with entropy {fixed(row['entropy'], 2)}" for row in (own, other))

@@ -59,6 +59,14 @@ class Arm:
         """Whether it is an RMDM whose latents come from text."""
         return self.config.process == "rmdm" and not self.config.latent.independent
 
+    @property
+    def tau(self) -> float | None:
+        """The latent's temperature that it samples with; None without a latent."""
+        if self.config.process != "rmdm":
+            return None
+        tau = self.config.sample.latent_temperature
+        return 1 / (1 + self.config.latent.sigma**2) ** 0.5 if tau == "paper" else float(tau)
+
     def of(self, kind: str, **wanted: Any) -> list[Row]:
         """Rows of a kind that have the wanted values."""
         return [row for row in self.rows.get(kind, []) if all(row.get(key) == value for key, value in wanted.items())]

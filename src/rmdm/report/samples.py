@@ -6,7 +6,7 @@ RUN/eval/report-samples.json.
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,28 +120,28 @@ def wanted_steps(arms: Sequence[Arm], known: dict[int, dict[int, list[str]]]) ->
     return sorted({min(count, most) for count in STEPS})
 
 
-def own_tau(arm: Arm) -> float | None:
-    """The latent's temperature that the arm samples with; None without a latent."""
-    if arm.config.process != "rmdm":
-        return None
-    tau = arm.config.sample.latent_temperature
-    return 1 / (1 + arm.config.latent.sigma**2) ** 0.5 if tau == "paper" else float(tau)
-
-
 def kept_texts(arm: Arm) -> dict[int, list[str]]:
     """Texts by steps that `rmdm eval gen` drew at the arm's own settings and these weights."""
     out: dict[int, list[str]] = {}
     for facts in sorted((arm.run / "eval" / "gen-samples").glob("*.json")):
         saved = read_object(facts)
         asked: dict[str, Any] = saved.get("asked") or {}
-        tau = (saved.get("settings") or {}).get("tau")
-        is_own = asked.get("temperature") == arm.config.sample.temperature and asked.get("seed") == SEED
-        is_own = is_own and (own_tau(arm) is None or tau is None or abs(tau - (own_tau(arm) or 0)) < 1e-6)
-        if is_own and (arm.weights is None or asked.get("weights") == arm.weights):
+        if is_own(arm, asked, (saved.get("settings") or {}).get("tau")):
             texts = first_texts(facts.with_suffix(".jsonl"))
             if texts:
                 out[int(asked["steps"])] = texts
     return out
+
+
+def is_own(arm: Arm, asked: Mapping[str, Any], tau: float | None) -> bool:
+    """Whether samples were drawn as the arm does where nothing else is asked for."""
+    sample = arm.config.sample
+    sampler = {"sedd": "analytic", "ar": "ar"}.get(arm.config.process, "ancestral")
+    own = {"temperature": sample.temperature, "seed": SEED, "top_p": 1.0, "remask": 0.0}
+    is_plain = all(asked.get(name, value) == value for name, value in own.items())
+    is_plain = is_plain and asked.get("sampler") in (sampler, sample.sampler)
+    is_plain = is_plain and (arm.tau is None or tau is None or abs(tau - arm.tau) < 1e-6)
+    return is_plain and (arm.weights is None or asked.get("weights") == arm.weights)
 
 
 def first_texts(path: Path) -> list[str]:

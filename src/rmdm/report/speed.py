@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from rmdm.report.about import name_cell
-from rmdm.report.generation import gen_arms
+from rmdm.report.generation import own_rows
 from rmdm.report.plots import Line, Plot, Point
 from rmdm.report.read import Arm, Row
 from rmdm.report.steps import spoken
@@ -133,7 +133,7 @@ def bench_table(said: str, members: Sequence[tuple[Arm, list[Row]]]) -> Table:
     ]
     rows: list[Cells] = []
     for arm, own in members:
-        quality = {row["steps"]: row for _, _, some in gen_arms([arm])[:1] for row in some}
+        quality = {row["steps"]: row for row in own_rows(arm)}
         for row in own:
             score = quality.get(row["steps"])
             ppl = (
@@ -201,15 +201,15 @@ def matched_tables(
 def quality_curve(arm: Arm) -> tuple[str, list[Quality]] | None:
     """What is to be matched: GenPPL at equal entropy, GenPPL with entropy beside it, or inconsistent stories."""
     matched = [row for row in arm.of("gen", row="matched", along="temperature") if row["gen_ppl"] is not None]
-    taus = [row.get("tau") for row in matched]
-    matched = [row for row in matched if row.get("tau") == taus[0]]
+    own = min({row.get("tau") for row in matched}, key=lambda tau: abs((tau or 0) - (arm.tau or 0)), default=None)
+    matched = [row for row in matched if row.get("tau") == own]
     if len(matched) > 1:
         what = f"GenPPL at entropy {matched[0]['entropy']:.2f} ({matched[0]['evaluator']})"
         return what, [
             Quality(row["steps"], row["gen_ppl"], row["gen_ppl_low"], row["gen_ppl_high"], row["entropy"])
             for row in matched
         ]
-    rows = [row for _, _, some in gen_arms([arm])[:1] for row in some if row["gen_ppl"] is not None]
+    rows = [row for row in own_rows(arm) if row["gen_ppl"] is not None]
     if len(rows) > 1:
         return f"GenPPL ({rows[0]['evaluator']})", [
             Quality(row["steps"], row["gen_ppl"], row.get("gen_ppl_low"), row.get("gen_ppl_high"), row["entropy"])

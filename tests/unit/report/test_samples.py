@@ -10,12 +10,13 @@ from rmdm.report.samples import SideBySide, drawn_texts, kept_texts, samples_sec
 from tests.release import save_release
 
 
-def keep(run, steps: int, text: str, *, temperature: float = 1.0, seed: int = 0, weights=None) -> None:
+def keep(run, steps: int, text: str, weights=None, **changes) -> None:
     """Samples as `rmdm eval gen` keeps them."""
     folder = run / "eval" / "gen-samples"
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"ancestral-{steps}-temperature-{temperature:g}-{seed}-{text}"
-    asked = {"steps": steps, "temperature": temperature, "seed": seed, "weights": weights or signature(run)}
+    name = f"ancestral-{steps}-{text}"
+    own = {"sampler": "ancestral", "temperature": 1.0, "top_p": 1.0, "seed": 0, "weights": weights or signature(run)}
+    asked = {"steps": steps, **own, **changes}
     (folder / f"{name}.json").write_text(json.dumps({"asked": asked, "settings": {}}))
     (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{text} {k}"}) + "\n" for k in range(9)))
 
@@ -25,6 +26,8 @@ def test_texts_of_the_arms_own_settings_and_weights_are_taken(tmp_path):
     keep(run, 8, "own")
     keep(run, 8, "cold", temperature=0.7)
     keep(run, 16, "seeded", seed=3)
+    keep(run, 4, "sure", sampler="entropy")
+    keep(run, 2, "narrow", top_p=0.9)
     keep(run, 32, "old", weights=[1, 2])
     (arm,) = read_arms([run])
     assert kept_texts(arm) == {8: ["own 0", "own 1", "own 2"]}
