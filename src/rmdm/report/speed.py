@@ -121,53 +121,37 @@ def speed_section(arms: Sequence[Arm]) -> Section | None:
 
 
 def bench_table(said: str, members: Sequence[tuple[Arm, list[Row]]]) -> Table:
-    """The paper's Table 10, with memory."""
-    columns = [
-        ("", "arm"),
-        ("", "steps"),
-        ("", "GenPPL"),
-        ("", "tokens/s"),
-        ("", "ms a step"),
-        ("memory, GB", "peak"),
-        ("memory, GB", "weights"),
-    ]
+    """The paper's Table 10, with memory; for storyworld the share of consistent stories stands for GenPPL."""
+    known = {arm.index: quality_cells(arm) for arm, _ in members}
+    names = list(dict.fromkeys(name for name, _ in known.values() if name))
+    columns = [("", "arm"), ("", "steps"), *(("", name) for name in names), ("", "tokens/s"), ("", "ms a step"),
+               ("memory, GB", "peak"), ("memory, GB", "weights")]  # fmt: skip
     rows: list[Cells] = []
     for arm, own in members:
-        quality = {row["steps"]: row for row in own_rows(arm)}
+        name, cells = known[arm.index]
         for row in own:
-            score = quality.get(row["steps"])
-            ppl = (
-                estimate(
-                    score["gen_ppl"],
-                    score.get("gen_ppl_low"),
-                    score.get("gen_ppl_high"),
-                    lambda value: number(value, 4),
-                )
-                if score
-                else NOTHING
-            )
-            seconds = row.get("seconds_per_step")
-            rate = estimate(
-                row["tokens_per_s"],
-                row.get("tokens_per_s_low"),
-                row.get("tokens_per_s_high"),
-                lambda value: number(value, 4),
-            )
-            gigabytes = [
-                fixed(None if row.get(key) is None else row[key] / 1e9, 3) for key in ("peak_bytes", "weight_bytes")
-            ]
-            rows.append(
-                [
-                    name_cell(arm),
-                    count(row["steps"]),
-                    ppl,
-                    rate,
-                    fixed(None if seconds is None else 1e3 * seconds, 2),
-                    *gigabytes,
-                ]
-            )
+            quality = [cells.get(row["steps"], NOTHING) if one == name else NOTHING for one in names]
+            low, high = (row.get(f"tokens_per_s_{end}") for end in ("low", "high"))
+            rate = estimate(row["tokens_per_s"], low, high, lambda value: number(value, 4))
+            step = None if row.get("seconds_per_step") is None else 1e3 * row["seconds_per_step"]
+            rows.append([
+                name_cell(arm), count(row["steps"]), *quality, rate, fixed(step, 2),
+                *(fixed(None if row.get(key) is None else row[key] / 1e9, 3) for key in ("peak_bytes", "weight_bytes")),
+            ])  # fmt: skip
     note = f"{said}; {spoken((row for _, own in members for row in own), 'date')}."
     return Table("Quality and throughput at equal steps (the paper's Table 10)", columns, rows, [note], labels=2)
+
+
+def quality_cells(arm: Arm) -> tuple[str, dict[int, Cell]]:
+    """What is known of an arm's quality by steps, and its name."""
+    if rows := own_rows(arm):
+        ends = [(row, row.get("gen_ppl_low"), row.get("gen_ppl_high")) for row in rows]
+        return "GenPPL", {r["steps"]: estimate(r["gen_ppl"], a, b, lambda value: number(value, 4)) for r, a, b in ends}
+    told = [
+        row for row in arm.rows.get("stories", []) if row["arm"] == arm.config.name and row.get("steps") is not None
+    ]
+    cells = {r["steps"]: plus_minus(100 * r["consistent"], share_half(r["consistent"], r["n"]), 1) for r in told}
+    return "consistent %" if cells else "", cells
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,6 @@ def spread_points(rows: Sequence[Row], x: str, y: str) -> list[Point]:
     return [Point(row[x], row[y], *(row.get(end) for end in ends)) for row in known]
 
 
-def spoken(rows: Iterable[Row], key: str) -> str:
+def spoken(rows: Iterable[Row], key: str, joint: str = ", ") -> str:
     """The values that rows have, each once."""
-    return ", ".join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None)) or NOTHING
+    return joint.join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None)) or NOTHING

@@ -27,9 +27,8 @@ def stories_section(arms: Sequence[Arm]) -> Section | None:
     tracks = [track for key, title in shares for track in story_tracks(known, key, f"{title.split()[0].lower()} %")]
     tracks.sort(key=lambda track: (track.label.arm or 0, track.label.text))
     rows = [row for arm in known for row in arm.rows["stories"]]
-    note = (
-        f"{spoken(rows, 'n')} stories a cell, ± 95%; written by {spoken(rows, 'how')}; checked by storyworld's grammar."
-    )
+    how = spoken(rows, "how", " or ")
+    note = f"{spoken(rows, 'n')} stories a cell, ± 95%; written by {how}; checked by storyworld's grammar."
     parts.append(by_steps("Grammatical and consistent stories by steps", tracks, [note]))
     parts.append(stories_table(known))
     lead = (

@@ -5,7 +5,7 @@ import pytest
 from rmdm.report.read import read_arms
 from rmdm.report.speed import Quality, rate_at, reach, speed_section
 from rmdm.report.table import Cell, Table
-from tests.unit.report.runs import bench_rows, full_runs, gen_rows, make_run, story_runs
+from tests.unit.report.runs import bench_rows, full_runs, gen_rows, make_run, save_rows, story_runs
 
 
 def power(scale: float, *steps: float) -> list[Quality]:
@@ -84,3 +84,21 @@ def test_stories_are_matched_by_the_share_that_is_consistent(tmp_path):
     assert [row[0].text for row in table.rows if isinstance(row[0], Cell)] == ["13.0", "10.0", "6.0"]
     assert [row[2] for row in table.rows] == ["≤ 1"] * 3
     assert [row[-1].text for row in table.rows if isinstance(row[-1], Cell)] == ["≥ 32.0×", "≥ 16.0×", "≥ 8.00×"]
+
+
+def test_throughput_of_stories_has_their_consistency_beside_it(tmp_path):
+    rows = [row | {"steps": steps} for row, steps in zip(bench_rows("mdlm"), (1, 2, 4, 8, 16, 32), strict=True)]
+    runs = story_runs(tmp_path)
+    save_rows(runs[1], "bench", rows)
+    section = speed_section(read_arms(runs))
+    assert section is not None
+    table = next(part for part in section.parts if isinstance(part, Table) and "Table 10" in part.title)
+    assert [title for _, title in table.columns][:4] == ["arm", "steps", "consistent %", "tokens/s"]
+    assert [row[2].text for row in table.rows if isinstance(row[2], Cell)] == [
+        "22.0",
+        "29.0",
+        "34.0",
+        "36.0",
+        "40.0",
+        "42.0",
+    ]
