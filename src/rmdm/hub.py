@@ -104,6 +104,11 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """What computes, in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU x{torch.get_num_threads()}"
+
+
 def find_model(path: Path) -> Path:
     """The release folder that `path` is or holds."""
     for folder in (path, path / "model"):

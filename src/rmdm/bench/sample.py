@@ -17,12 +17,11 @@ import torch
 from torch import nn
 
 from rmdm.evaluation.record import Rows, recorded
-from rmdm.evaluation.samples import hardware
-from rmdm.hub import Model, load_model
+from rmdm.hub import Model, device_name, load_model
 from rmdm.kinds import Show
-from rmdm.meanflow.report import grid
 from rmdm.samplers.generate import Writer, autocast, own_settings
 from rmdm.samplers.settings import SampleSettings
+from rmdm.tables import grid
 from rmdm.training.checkpoint import file_signature
 
 FIRST_STEPS = 4
@@ -39,7 +38,7 @@ def bench_runs(
         # A figure of another machine is another figure.
         asked = {
             "weights": file_signature(model.folder / "model.safetensors"), "steps": counts, "batch": batch,
-            "repeats": repeats, "device": hardware(device), "torch": torch.__version__,
+            "repeats": repeats, "device": device_name(device), "torch": torch.__version__,
         }  # fmt: skip
         home = run if run.is_dir() else model.folder
 
@@ -83,7 +82,7 @@ def bench(model: Model, steps: int, batch: int, repeats: int) -> dict[str, Any]:
         "tokens_per_s": batch * model.backbone.length / seconds, "seconds_per_step": seconds / how.steps,
         "latent_seconds": drawn, "peak_bytes": peak,
         "weight_bytes": sum(p.numel() * p.element_size() for part in parts for p in part.parameters()),
-        "parameters": sum(p.numel() for p in model.backbone.parameters()), "device": hardware(device),
+        "parameters": sum(p.numel() for p in model.backbone.parameters()), "device": device_name(device),
         "precision": "bf16" if device.type == "cuda" else "fp32", "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip

@@ -48,8 +48,8 @@ from rmdm.evaluation.likelihood import TRUE_LAW, arm_labels, read_latents, recor
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.evaluation.toys import kl
-from rmdm.hub import Model, load_model
-from rmdm.meanflow.report import grid
+from rmdm.hub import Model, device_name, load_model
+from rmdm.tables import grid
 from rmdm.training.checkpoint import file_signature
 
 BLOCKS = (2, 4, 8, 16, 32, 64)
@@ -240,7 +240,7 @@ def measure_gap(
     about = about_rows(rows, orders, seed) | {
         "arm": config.name, "process": config.process,
         "precision": "bf16, head fp32" if device.type == "cuda" else "fp32",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
     }  # fmt: skip
     batch = max(1, BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"]) // rows.x_NL.shape[1])
     found: dict[str, Gaps] = {}

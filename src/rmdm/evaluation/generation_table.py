@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmdm.evaluation.record import Rows
-from rmdm.meanflow.report import grid
+from rmdm.tables import grid
 
 WIDTH = 118
 

@@ -34,9 +34,9 @@ from rmdm.errors import DataError
 from rmdm.evaluation.bounds import SEED, Condition, Figure, Latents, Nats, row_keys, row_nats
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
-from rmdm.hub import Model, load_model
-from rmdm.meanflow.report import grid
+from rmdm.hub import Model, device_name, load_model
 from rmdm.samplers.latents import Tau
+from rmdm.tables import grid
 from rmdm.training.checkpoint import file_signature
 
 DRAWS = 4
@@ -131,7 +131,7 @@ def measure_set(
         "set_rows": set_rows or len(rows), "lossy": rows.lossy, "tokenizer": model.tokenizer.name,
         "length": config.data.length, "layout": config.data.layout, "seed": seed,
         "precision": "bf16, head fp32" if device.type == "cuda" else "fp32",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
         "date": datetime.date.today().isoformat(),
     }  # fmt: skip
     pads: list[bool | None] = [None]

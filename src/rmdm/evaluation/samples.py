@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rmdm.data.files import corpus_files, file_parts
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows, read_json, write_json
 from rmdm.errors import ConfigError, DataError, RMDMError
+from rmdm.hub import device_name
 from rmdm.model import Model
 from rmdm.request import Request
 from rmdm.samplers.settings import CONFIDENCE
@@ -75,7 +75,7 @@ def draw(model: Model, request: Request, run: Path, weights: Any) -> Samples:
         for text, row in zip(done.texts, done.tokens.tolist(), strict=True):
             out.write(json.dumps({"text": text, "tokens": row}, ensure_ascii=False) + "\n")
     os.replace(temporary, file)
-    drawn = {"settings": done.settings, "seconds": done.seconds, "hardware": hardware(model.device)}
+    drawn = {"settings": done.settings, "seconds": done.seconds, "hardware": device_name(model.device)}
     write_json(file.with_suffix(".json"), {"arm": model.config.name, "asked": {**asked, "weights": weights}, **drawn})
     return Samples(done.texts, list(done.tokens), file=file, **drawn)
 
@@ -101,11 +101,6 @@ def _kept(file: Path, asked: dict[str, Any]) -> Samples | None:
         return Samples([row["text"] for row in rows], tokens, file=file, kept=True, **drawn)
     except (OSError, DataError, KeyError, TypeError, ValueError):
         return None
-
-
-def hardware(device: torch.device) -> str:
-    """What computes, in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU x{torch.get_num_threads()}"
 
 
 def held_out(model: Model, n: int, show: Callable[[str], None]) -> tuple[Samples | None, Samples | None]:

@@ -20,7 +20,7 @@ from rmdm.data.storyworld import Check, storyworld
 from rmdm.data.storyworld.grammar import Variable
 from rmdm.data.storyworld.worlds import WORLDS
 from rmdm.errors import DataError
-from rmdm.meanflow.report import grid
+from rmdm.tables import grid
 
 FLOOR_QUANTILE = 0.95
 """The floor of a distance is what this share of true sets stays below."""

@@ -136,13 +136,12 @@ def draw_texts(
 
 def written_texts(run: Path, n: int, steps: Sequence[int], seed: int, device: str, show: Show) -> Rows:
     """One row of `n` texts for each number of steps, with the settings they were written with."""
-    import torch
-
     import rmdm
+    from rmdm.hub import device_name
     from rmdm.request import Request
 
     model = rmdm.load(run, device)
-    name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
+    name = device_name(model.device)
     # A model that takes one step a token writes the same for any number of steps.
     counts = dict.fromkeys(model.settings(Request(steps=count)).steps for count in steps or (None,))
     rows: Rows = []
@@ -226,7 +225,7 @@ def write_scores(path: Path, sources: Sequence[Source], verdicts: Verdicts) -> N
 
 def render_judgement(judgement: Judgement) -> str:
     """The tables."""
-    from rmdm.meanflow.report import grid
+    from rmdm.tables import grid
 
     score = "mean score, 1 to 10"
     columns = [("", "arm"), ("", "steps"), ("", "judge"), *((score, name) for name in CRITERIA),
