@@ -99,7 +99,7 @@ class StoryRow:
     def from_json(cls, values: Mapping[str, Any]) -> "StoryRow":
         """The row that `to_json` wrote."""
         rest = dict(values)
-        arm, steps, seconds, how = (rest.pop(key) for key in ("arm", "steps", "seconds", "how"))
+        arm, steps, seconds, how = (rest.pop(key, None) for key in ("arm", "steps", "seconds", "how"))
         variables = tuple(Marginal(**marginal) for marginal in rest.pop("variables"))
         return cls(arm, steps, seconds, StoryFigures(variables=variables, **rest), how)
 
