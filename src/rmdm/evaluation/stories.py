@@ -173,9 +173,8 @@ def render_stories(rows: Sequence[StoryRow]) -> str:
     cells = [_cells(row) for row in rows]
     room = TABLE_WIDTH - max(map(len, grid(columns, [["", *line] for line in cells]).splitlines())) + len("arm")
     body: list[list[str]] = []
-    ways = list(dict.fromkeys(row.how for row in rows if row.how is not None))
     for row, line in zip(rows, cells, strict=True):
-        label, *rest = textwrap.wrap(row.arm if len(ways) < 2 or not row.how else f"{row.arm}, {row.how}", room) or [""]
+        label, *rest = textwrap.wrap(row.arm, room) or [""]
         body += [[label, *line], *([part, *[""] * len(line)] for part in rest)]
     counts = sorted({row.figures.n for row in rows})
     stories = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
@@ -184,8 +183,17 @@ def render_stories(rows: Sequence[StoryRow]) -> str:
         "nats: mean exact -ln p of a story, over the finite % of the stories that are possible at all",
         "TV: total variation of the worst plot variable from the truth; floor: 95% of true sets are below",
     ]
-    written = [f"written by: {ways[0]}"] if len(ways) == 1 else []
-    return "\n".join([grid(columns, body), *written, *notes])
+    return "\n".join([grid(columns, body), *_ways(rows), *notes])
+
+
+def _ways(rows: Sequence[StoryRow]) -> list[str]:
+    """How the stories were written, in as few lines as it takes."""
+    arms: dict[str, list[str]] = {}
+    for row in rows:
+        if row.how is not None and row.arm not in arms.setdefault(row.how, []):
+            arms[row.how].append(row.arm)
+    lines = [f"written by: {how}" if len(arms) == 1 else f"{how}: {', '.join(of)}" for how, of in arms.items()]
+    return [part for line in lines for part in textwrap.wrap(line, TABLE_WIDTH)]
 
 
 def _cells(row: StoryRow) -> list[str]:

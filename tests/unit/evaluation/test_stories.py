@@ -205,6 +205,14 @@ class TestTable:
         assert lines[3].startswith("true generator - 100.0 100.0 ±0.5 100.0 0.0 38.")
         assert lines[4].startswith("512 stories a row")
 
+    def test_it_says_once_how_the_stories_were_written(self, figures):
+        plain = [StoryRow(arm, 4, 1.0, figures, "ancestral") for arm in ("A", "A", "B")]
+        assert render_stories(plain).count("written by: ancestral") == 1
+        mixed = render_stories([*plain, StoryRow("C", 4, 1.0, figures, "ancestral, guidance 1.5")]).splitlines()
+        assert "ancestral: A, B" in mixed
+        assert "ancestral, guidance 1.5: C" in mixed
+        assert [line.split()[0] for line in mixed[2:6]] == ["A", "A", "B", "C"]
+
     def test_it_fits_in_100_columns_with_every_label_whole(self, figures):
         lone = measure_stories(true_stories("full", 1), "full", ())
         widest = dataclasses.replace(figures, nll=105.25, nll_error=7.0, variable="weather", n=3)
