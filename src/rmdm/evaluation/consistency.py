@@ -78,14 +78,8 @@ def consistency(
         seconds = time.perf_counter() - began
         texts = [model.tokenizer.decode(row, stop_at_separator=True) for row in x_nL.numpy()]
         figures = measure_stories(texts, size, training)
-        rows.append(StoryRow(arm or arm_name(model), count, seconds, figures, how.words()))
+        rows.append(StoryRow(arm or model.config.name, count, seconds, figures, how.words(), model.config.seed))
     return rows
-
-
-def arm_name(model: Model) -> str:
-    """The preset's name, and which training seed it is if not the first."""
-    config = model.config
-    return config.name if config.seed == 0 else f"{config.name}, seed {config.seed}"
 
 
 def latents_of_rows(model: Model, z_nGK: np.ndarray, seed: int = 0) -> Tensor:
@@ -135,7 +129,7 @@ def measure_runs(
             measured = consistency(model, training[shards], steps, n, settings=settings)
             if ceiling and needs_latents(model.config):
                 true = held_out_latents(model, run, shards, n)
-                given = {"zt_nGd": true, "arm": f"{arm_name(model)}, true latents", "settings": settings}
+                given = {"zt_nGd": true, "arm": f"{model.config.name}, true latents", "settings": settings}
                 measured += consistency(model, training[shards], steps, n, **given)
             return [row.to_json() for row in measured]
 

@@ -89,19 +89,26 @@ class StoryRow:
     figures: StoryFigures
     how: str | None = None
     """The sampler and its settings, in words."""
+    seed: int = 0
+    """Training seed of who wrote them."""
+
+    @property
+    def label(self) -> str:
+        """The arm, and which training seed it is if not the first."""
+        return self.arm if self.seed == 0 else f"{self.arm}, seed {self.seed}"
 
     def to_json(self) -> dict[str, Any]:
         """The row as one flat dict of plain values."""
-        head = {"arm": self.arm, "steps": self.steps, "seconds": self.seconds, "how": self.how}
+        head = {"arm": self.arm, "steps": self.steps, "seconds": self.seconds, "how": self.how, "seed": self.seed}
         return {**head, **asdict(self.figures)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "StoryRow":
         """The row that `to_json` wrote."""
         rest = dict(values)
-        arm, steps, seconds, how = (rest.pop(key, None) for key in ("arm", "steps", "seconds", "how"))
+        arm, steps, seconds, how, seed = (rest.pop(key, None) for key in ("arm", "steps", "seconds", "how", "seed"))
         variables = tuple(Marginal(**marginal) for marginal in rest.pop("variables"))
-        return cls(arm, steps, seconds, StoryFigures(variables=variables, **rest), how)
+        return cls(arm, steps, seconds, StoryFigures(variables=variables, **rest), how, seed or 0)
 
 
 def true_stories(size: str, n: int, seed: int = 0) -> list[str]:
@@ -174,7 +181,7 @@ def render_stories(rows: Sequence[StoryRow]) -> str:
     room = TABLE_WIDTH - max(map(len, grid(columns, [["", *line] for line in cells]).splitlines())) + len("arm")
     body: list[list[str]] = []
     for row, line in zip(rows, cells, strict=True):
-        label, *rest = textwrap.wrap(row.arm, room) or [""]
+        label, *rest = textwrap.wrap(row.label, room) or [""]
         body += [[label, *line], *([part, *[""] * len(line)] for part in rest)]
     counts = sorted({row.figures.n for row in rows})
     stories = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
@@ -190,8 +197,8 @@ def _ways(rows: Sequence[StoryRow]) -> list[str]:
     """How the stories were written, in as few lines as it takes."""
     arms: dict[str, list[str]] = {}
     for row in rows:
-        if row.how is not None and row.arm not in arms.setdefault(row.how, []):
-            arms[row.how].append(row.arm)
+        if row.how is not None and row.label not in arms.setdefault(row.how, []):
+            arms[row.how].append(row.label)
     lines = [f"written by: {how}" if len(arms) == 1 else f"{how}: {', '.join(of)}" for how, of in arms.items()]
     return [part for line in lines for part in textwrap.wrap(line, TABLE_WIDTH)]
 

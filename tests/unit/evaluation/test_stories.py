@@ -208,10 +208,10 @@ class TestTable:
     def test_it_says_once_how_the_stories_were_written(self, figures):
         plain = [StoryRow(arm, 4, 1.0, figures, "ancestral") for arm in ("A", "A", "B")]
         assert render_stories(plain).count("written by: ancestral") == 1
-        mixed = render_stories([*plain, StoryRow("C", 4, 1.0, figures, "ancestral, guidance 1.5")]).splitlines()
+        mixed = render_stories([*plain, StoryRow("C", 4, 1.0, figures, "ancestral, guidance 1.5", 1)]).splitlines()
         assert "ancestral: A, B" in mixed
-        assert "ancestral, guidance 1.5: C" in mixed
-        assert [line.split()[0] for line in mixed[2:6]] == ["A", "A", "B", "C"]
+        assert "ancestral, guidance 1.5: C, seed 1" in mixed
+        assert [line.split()[0] for line in mixed[2:6]] == ["A", "A", "B", "C,"]
 
     def test_it_fits_in_100_columns_with_every_label_whole(self, figures):
         lone = measure_stories(true_stories("full", 1), "full", ())
