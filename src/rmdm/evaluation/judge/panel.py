@@ -1,9 +1,11 @@
 """Judges at work: every text is asked about once, some at a time, and ends with scores or with the reason why not."""
 
+import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -25,6 +27,8 @@ texts, too long ones say, are none."""
 BYTES_A_TOKEN, ANSWER_TOKENS = 4, 40
 """For the estimate: English text, and five scores as minified JSON."""
 PROGRESS_SECONDS = 10.0
+HEARTBEAT = 0.05
+"""Seconds between looks at the workers and for Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,20 @@ def outcome(judge: Judge, tally: Tally) -> str:
     return f"judge: {judge.name}: {tally.answered:,} answered, {failed:,} failed ({why}); {used}"
 
 
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Ctrl-C as an entry in a list: as an exception it would be lost if it came while Python runs a finaliser."""
+    pressed: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Asking:
     """One judge being asked about many texts.
 
@@ -208,10 +226,14 @@ class Asking:
 
         count = min(self.panel.manners.concurrency, len(self.todo))
         workers = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with interrupts() as pressed:
+            for worker in workers:
+                worker.start()
+            while any(worker.is_alive() for worker in workers):
+                for worker in workers:
+                    worker.join(HEARTBEAT / len(workers))
+                if pressed:
+                    raise KeyboardInterrupt
         if errors:
             raise errors[0]
 
