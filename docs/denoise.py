@@ -1,6 +1,6 @@
 """Draw the picture in the README: one text of a trained model after some of its denoising steps, as SVG.
 
-python docs/denoise.py RUN docs/denoise.svg --steps 32 --seed 3
+python docs/denoise.py RUN docs/denoise.svg --steps 8 --seed 1
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main() -> None:
     trace = model.generate(n=1, steps=args.steps, seed=args.seed, trace=True).trace
     assert trace is not None
     states = list(trace[:, 0])
-    console = Console(record=True, width=150, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(record=True, width=165, file=open("/dev/null", "w"))  # noqa: SIM115
     previous = None
     for frame in range(FRAMES):
         step = round((frame + 1) * args.steps / FRAMES)
