@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rmdm.evaluation.verbs.arguments import at_least_one, step_counts
+from rmdm.arguments import at_least_one, step_counts
 from rmdm.kinds import Outcome, Show
 
 HELP = "tokens a second, time a step and memory of writing, against the number of steps"

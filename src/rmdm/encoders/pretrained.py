@@ -161,7 +161,7 @@ def load_network(name: str, folder: Path, precision: torch.dtype) -> tuple[Any, 
     from transformers import AutoConfig, AutoModel
 
     try:
-        with _quiet():
+        with quiet():
             settings: Any = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
             if settings.is_encoder_decoder:
                 raise ConfigError(f"encoder.name={name!r} is an encoder with a decoder; use an encoder alone")
@@ -265,7 +265,7 @@ def _no_weights(name: str, folder: Path) -> DataError:
 
 
 @contextlib.contextmanager
-def _quiet() -> Generator[None]:
+def quiet() -> Generator[None]:
     """Without the bar and the table `transformers` prints about a pooler nobody asked for."""
     from transformers.utils import logging as theirs
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmdm.arguments import at_least_one
 from rmdm.errors import ConfigError
-from rmdm.evaluation.verbs.arguments import at_least_one
 
 HELP = "the conditional dependency gap, with and without the latent"
 

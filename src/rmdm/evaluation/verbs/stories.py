@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmdm.arguments import at_least_one, step_counts
 from rmdm.errors import ConfigError
-from rmdm.evaluation.verbs.arguments import at_least_one, step_counts
 
 SAMPLERS = ("ancestral", "max_prob", "margin", "entropy", "analytic", "euler")
 CHANGES = ("sampler", "temperature", "guidance")
