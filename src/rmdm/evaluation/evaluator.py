@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from rmdm.data.network import hub_access, hub_is_unreachable
 from rmdm.data.tokenizer import refuse_void
 from rmdm.encoders.find import HUB_FILES, weight_files
-from rmdm.encoders.pretrained import quiet as quiet
+from rmdm.encoders.pretrained import quiet
 from rmdm.errors import ConfigError, DataError
 
 CONTEXT = 1024
