@@ -256,6 +256,11 @@ class MeanFlowConfig:
     """Steps of the map from e to z_0; null takes the recipe's own (paper: 1)."""
     draw_steps: int = 4
     """Evaluations of a network in the map from noise to e."""
+    guide_steps: int = 0
+    """Training steps of a weaker copy of the flow, from which draws are led away (robust recipe, directions `draw` and
+    `both`); 0: none. A tenth to a fifth of `train.steps` is a good number."""
+    guidance: float = 1.5
+    """How far draws are led away from the weaker copy: v = v_weak + guidance (v - v_weak). 1 is the flow's own law."""
     distil_steps: int = 4000
     """Training steps of the network that draws in few steps (robust recipe, directions `draw` and `both`); 0: none."""
     distil_rows: int = 131_072
@@ -271,9 +276,9 @@ class SampleConfig:
 
     steps: int = 16
     """Denoising steps K (an autoregressive model always takes one a token)."""
-    sampler: Literal["ancestral", "max_prob", "margin", "entropy", "analytic", "euler"] | None = None
-    """`max_prob`, `margin`, `entropy` write the surest positions first. null, or a sampler that does not fit the model:
-    the model's own law (`ancestral`; `analytic` for SEDD)."""
+    sampler: Literal["ancestral", "max_prob", "margin", "entropy", "balanced", "analytic", "euler"] | None = None
+    """`max_prob`, `margin`, `entropy`, `balanced` write the surest positions first. null, or one that does not fit
+    the model: the model's own law (`ancestral`; `analytic` for SEDD)."""
     temperature: float = 1.0
     """Divides the logits."""
     latent_temperature: float | Literal["paper"] = 1.0
@@ -492,6 +497,8 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("latent.width", latent.width, 1, 65_536),
         ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
         ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),
+        ("meanflow.guide_steps", flow.guide_steps, 0, 10**12),
+        ("meanflow.guidance", flow.guidance, 0, 100),
         ("meanflow.distil_steps", flow.distil_steps, 0, 10**12),
         ("meanflow.distil_rows", flow.distil_rows, 16, 10**9),
         ("meanflow.model.layers", flow.model.layers, 1, 1000),

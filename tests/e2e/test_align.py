@@ -194,7 +194,7 @@ def test_more_transport_steps_take_no_training(place, copy):
     assert result(copy, "run").keys() != result(place, "whole").keys(), "another flow's z_0 has another name"
 
 
-def test_a_checkpoint_can_be_named_also_when_two_networks_are_trained(place, copy):
+def test_a_checkpoint_can_be_named_also_when_several_networks_are_trained(place, copy):
     out = copy / "run"
     align(copy, meanflow__train__steps="8", meanflow__direction="align")
     for network in ("flow", "flow/student"):

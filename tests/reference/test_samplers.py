@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -269,7 +270,7 @@ def greedy(model: DiT, row: list[int], settings: SampleSettings) -> list[int]:
     row, free = list(row), [i for i, token in enumerate(row) if token == model.mask_id]
     M, K, p_written = len(free), settings.steps, {}
     for step in range(1, K + 1):
-        stay = M * (K - step) // K
+        stay = M * (K - step) // K if settings.sampler != "balanced" else 0
         back = int(settings.remask * len(p_written) * (K - step) / K)
         for place in sorted(p_written, key=p_written.__getitem__)[:back]:
             row[place] = model.mask_id
@@ -280,7 +281,12 @@ def greedy(model: DiT, row: list[int], settings: SampleSettings) -> list[int]:
         with torch.no_grad():
             p_LV = model.logits(model(torch.tensor([row])))[0].double().softmax(dim=-1)
         sure_L = confidence(p_LV, settings.sampler)
-        for place in sorted(hidden, key=lambda i: -float(sure_L[i]))[: len(hidden) - stay]:
+        count = len(hidden) - stay
+        if settings.sampler == "balanced" and step < K:
+            entropies = sorted(-float(sure_L[i]) for i in hidden)
+            share = sum(entropies) / (K - step + 1)
+            count = max(1, sum(total <= share for total in accumulate(entropies)))
+        for place in sorted(hidden, key=lambda i: -float(sure_L[i]))[:count]:
             row[place] = int(p_LV[place].argmax())
             p_written[place] = float(p_LV[place].max())
     return row

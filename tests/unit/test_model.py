@@ -17,7 +17,7 @@ from rmdm.request import Request
 from rmdm.samplers.noise import row_keys
 from tests.release import GROUPS, LENGTH, WORDS, byte_tokenizer, save_release
 
-MASKED, SCORE = ["ancestral", "max_prob", "margin", "entropy"], ["analytic", "euler"]
+MASKED, SCORE = ["ancestral", "max_prob", "margin", "entropy", "balanced"], ["analytic", "euler"]
 
 
 class Zoo(dict[str, rmdm.Model]):

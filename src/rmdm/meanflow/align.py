@@ -1,6 +1,7 @@
 """Stage I from a cache of embeddings to a finished flow and a cache of z_0.
 
 <run>/flow/   checkpoints/, metrics.jsonl, config.yaml    of the flow
+              guide/...                                   the same of its weaker copy, if one is trained
               student/...                                 the same of the few-step network, if one is trained
               enter.safetensors                           the whitening of whole rows
               flow.safetensors, flow.json                 the finished flow
@@ -35,7 +36,8 @@ from rmdm.meanflow.flow import DRAW_STEPS, Flow, FlowSettings
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES, transport_steps
-from rmdm.meanflow.tasks import DistilTask, FlowTask, Rows, batches_of, calibration_rows
+from rmdm.meanflow.tasks import DistilTask, FlowTask, GuideTask, Rows, batches_of, calibration_rows
+from rmdm.meanflow.transport import guided
 from rmdm.training.checkpoint import list_checkpoints, step_of
 from rmdm.training.distributed import World
 from rmdm.training.loop import Result, train
@@ -78,9 +80,11 @@ def align(
     folder, recipe = out / "flow", RECIPES[config.meanflow.recipe]
     identity = {"cache": manifest.fingerprint}
     task = FlowTask(config, rows, valid, identity, None, verb)
-    # A checkpoint that is named belongs to one of the two networks; the other goes on by itself.
-    is_students = Path(resume).parent.parent.name == "student"
-    of_flow, of_student = ("auto", resume) if is_students else (resume, resume if resume == "never" else "auto")
+    # A checkpoint that is named belongs to one of the networks; the others go on by themselves.
+    named = Path(resume).parent.parent.name if resume not in ("auto", "never") else None
+    others = resume if named is None else "auto"
+    of_guide, of_student = (resume if named == kind else others for kind in ("guide", "student"))
+    of_flow = others if named in ("guide", "student") else resume
     find_resume(task, folder, of_flow)  # refuses the folder of another run before anything is written there
     world.barrier()
     enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
@@ -93,6 +97,12 @@ def align(
         if not result.finished:
             return Aligned(folder, None, result)
     finished = None if trained else _finished(folder, config, manifest)
+    if finished is None and needs_guide(config):
+        guide = GuideTask(task)
+        if find_finished(guide, folder / "guide", of_guide) is None:
+            result = train(guide, folder / "guide", world, resume=of_guide, show=show)
+            if not result.finished:
+                return Aligned(folder, None, result)
     if finished is None and needs_student(config):
         stopped = train_student(config, folder, rows.groups, rows.dim, world, of_student, show, verb)
         if stopped is not None:
@@ -107,10 +117,19 @@ def align(
     return Aligned(folder, kind, skipped=finished is not None)
 
 
+def follows_velocity(config: Config) -> bool:
+    """Whether draws are made by following a velocity, which can be guided and distilled."""
+    return config.meanflow.direction != "align" and RECIPES[config.meanflow.recipe].identity == 0
+
+
+def needs_guide(config: Config) -> bool:
+    """Whether draws are to be led away from a weaker copy of the flow."""
+    return follows_velocity(config) and config.meanflow.guide_steps > 0
+
+
 def needs_student(config: Config) -> bool:
     """Whether few-step draws are asked for that the flow itself does not make."""
-    meanflow = config.meanflow
-    return meanflow.direction != "align" and RECIPES[meanflow.recipe].identity == 0 and meanflow.distil_steps > 0
+    return follows_velocity(config) and config.meanflow.distil_steps > 0
 
 
 def train_student(
@@ -120,8 +139,11 @@ def train_student(
 
     Returns the training run if a signal stopped it.
     """
-    teacher = _release(folder, config.meanflow.train.steps)
-    identity = {"teacher": _digest(teacher), "draws": config.meanflow.distil_rows}
+    meanflow, teacher = config.meanflow, _release(folder, config.meanflow.train.steps)
+    weaker = _release(folder / "guide", meanflow.guide_steps) if needs_guide(config) else None
+    identity = {"teacher": _digest(teacher), "draws": meanflow.distil_rows}
+    if weaker is not None:
+        identity |= {"guide": _digest(weaker), "guidance": meanflow.guidance}
     place, kind = folder / "student", "paths"
     if world.is_main and any(_data_of(path) != identity for path in list_checkpoints(place)):
         shutil.rmtree(place)  # the student of another teacher
@@ -132,15 +154,15 @@ def train_student(
     )
     path = ArrayManifest.path(place, kind)
     if not (path.exists() and ArrayManifest.load(place, kind).fingerprint == content):
-        net = FlowNet(config.meanflow.model, groups, dim)
-        net.load_state_dict(load_file(teacher))
-        net = net.to(world.device).eval()
+        net, guide = (_network(config, groups, dim, path, world.device) for path in (teacher, weaker))
+        assert net is not None
+        leads = guided(net, guide, meanflow.guidance)
 
         def states(split: str, first: int, after: int) -> torch.Tensor:
             with flows.fast_float32():
                 noise = flows.noise(first, after, NOISE_SEED, groups, dim, world.device)
                 chunks = noise.split(flows.chunk_rows(world.device, groups))
-                return torch.cat([trajectories(net, chunk) for chunk in chunks]).flatten(1, 2)
+                return torch.cat([trajectories(leads, chunk) for chunk in chunks]).flatten(1, 2)
 
         size = human_bytes(spec.nbytes("train"))
         show(f"align: following the flow from {spec.rows['train']:,} draws of noise, {size} in {place}")
@@ -177,16 +199,16 @@ def finish(
         heads=shape.heads, mlp_ratio=shape.mlp_ratio, transport_steps=transport_steps(meanflow),
         draw_steps=meanflow.draw_steps, cache=cache, step=meanflow.train.steps,
         distilled=[meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else None,
+        guide=[meanflow.guide_steps, meanflow.guidance] if needs_guide(config) else None,
     )  # fmt: skip
-    net = flows.build_net(settings, load_file(_release(folder, meanflow.train.steps)))
-    assert net is not None
-    flow = Flow(settings, net.to(device).eval())
+    guide = _release(folder / "guide", meanflow.guide_steps) if needs_guide(config) else None
+    student = _release(folder / "student", meanflow.distil_steps) if needs_student(config) else None
+    weights = {"net": _release(folder, meanflow.train.steps), "guide": guide, "student": student}
+    nets = {kind: _network(config, rows.groups, rows.dim, path, device) for kind, path in weights.items()}
+    assert nets["net"] is not None
+    flow = Flow(settings, nets["net"], student=nets["student"], guide=nets["guide"])
     if enter is not None:
         flow.maps["enter"] = Affine(enter.matrix.to(device), enter.offset_K.to(device))
-    if needs_student(config):
-        student = flows.build_net(settings, load_file(_release(folder / "student", meanflow.distil_steps)))
-        assert student is not None
-        flow.student = student.to(device).eval()
     if recipe.whiten_rows:
         unseen = calibration_rows(len(rows))
         learnable = len(rows) - unseen
@@ -280,6 +302,15 @@ def write_rows(
     world.barrier()
 
 
+def _network(config: Config, groups: int, dim: int, weights: Path | None, device: torch.device) -> FlowNet | None:
+    """A trained network, ready to use; None without weights."""
+    if weights is None:
+        return None
+    net = FlowNet(config.meanflow.model, groups, dim)
+    net.load_state_dict(load_file(weights))
+    return net.to(device).eval()
+
+
 def _release(folder: Path, steps: int) -> Path:
     """The weights of the checkpoint at the last step."""
     last = [path for path in list_checkpoints(folder) if step_of(path) >= steps]
@@ -307,8 +338,10 @@ def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | N
         return None
     meanflow = config.meanflow
     distilled = [meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else flow.settings.distilled
-    wanted = (transport_steps(meanflow), meanflow.draw_steps, manifest.fingerprint, distilled)
-    has = (flow.settings.transport_steps, flow.settings.draw_steps, flow.settings.cache, flow.settings.distilled)
+    guide = [meanflow.guide_steps, meanflow.guidance] if needs_guide(config) else None
+    wanted = (transport_steps(meanflow), meanflow.draw_steps, manifest.fingerprint, distilled, guide)
+    own = flow.settings
+    has = (own.transport_steps, own.draw_steps, own.cache, own.distilled, own.guide)
     needs_latent = config.meanflow.direction != "draw" and RECIPES[config.meanflow.recipe].whiten_rows
     whole = (flow.student is not None or not needs_student(config)) and ("leave" in flow.maps or not needs_latent)
     return flow if has == wanted and whole else None

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from rmdm.backbone.noise import normal
 from rmdm.config import FlowModelConfig
@@ -24,13 +24,14 @@ from rmdm.meanflow.affine import Affine
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES
-from rmdm.meanflow.transport import follow, integrate
+from rmdm.meanflow.transport import follow, guided, integrate
 
 FORMAT = 1
 CHUNKS = {"cuda": 32_768, "cpu": 2048}
 """Group rows taken through at once: enough to fill a GPU, few enough to stay in a CPU's cache."""
 DRAW_STEPS = (1, 2, 4, 16)
 """Numbers of evaluations whose draws are mended and reported."""
+NETWORKS = ("net", "student", "guide")
 DRAW_STREAM = 9
 """Stream of the noise that draws start from."""
 
@@ -53,6 +54,8 @@ class FlowSettings:
     step: int
     distilled: list[int] | None = None
     """Steps and draws the few-step network was trained with."""
+    guide: list[float] | None = None
+    """Steps the weaker copy was trained for, and the weight against it."""
     format: int = FORMAT
 
 
@@ -69,11 +72,18 @@ class Flow:
     """Draws in few steps; without it the network itself does."""
     radial: Radial | None = None
     """After `leave`: mends the length of z_0."""
+    guide: FlowNet | None = None
+    """A weaker copy of the network, from which draws are led away."""
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
         return self.net.places.device
+
+    @property
+    def leads(self) -> nn.Module:
+        """What draws follow: the network, led away from its weaker copy if there is one."""
+        return guided(self.net, self.guide, self.settings.guide[1]) if self.settings.guide else self.net
 
     @property
     def chunk(self) -> int:
@@ -110,14 +120,14 @@ class Flow:
 
     @torch.no_grad()
     def to_seen(self, noise_nGD: Tensor, steps: int) -> Tensor:
-        """Draws in the space the network sees, as it makes them."""
+        """Draws in the space the network sees, as it makes them; a guide is evaluated as often as the network."""
         z = noise_nGD.to(self.device, torch.float32)
         with fast_float32():
             if self.student is not None and steps in (1, 2, 4):
                 return follow(self.student, z, 0.0, 1.0, steps)
             if RECIPES[self.settings.recipe].solver is follow or steps == 1:
                 return follow(self.net, z, 0.0, 1.0, steps)
-            return integrate(self.net, z, 0.0, 1.0, steps // 2)
+            return integrate(self.leads, z, 0.0, 1.0, steps // 2)
 
     def draw(self, n: int, seed: int, steps: int | None = None) -> Tensor:
         """n draws (n, G, D) of whitened embeddings; the same seed gives the same draws, one by one."""
@@ -130,8 +140,9 @@ class Flow:
     def save(self, folder: Path) -> None:
         """Write it into `folder`; the JSON comes last."""
         tensors = {f"net.{name}": value.cpu() for name, value in self.net.state_dict().items()}
-        if self.student is not None:
-            tensors |= {f"student.{name}": value.cpu() for name, value in self.student.state_dict().items()}
+        for kind, other in (("student", self.student), ("guide", self.guide)):
+            if other is not None:
+                tensors |= {f"{kind}.{name}": value.cpu() for name, value in other.state_dict().items()}
         for name, affine in self.maps.items():
             tensors |= {f"maps.{name}.matrix": affine.matrix.cpu(), f"maps.{name}.offset": affine.offset_K.cpu()}
         if self.radial is not None:
@@ -159,20 +170,19 @@ class Flow:
             if fingerprint(folder) != saved:
                 raise ValueError("its checksum is not the one recorded")
             tensors = load_file(folder / "flow.safetensors")
-            nets = [build_net(settings, _under(tensors, name)) for name in ("net.", "student.")]
+            net, student, guide = (build_net(settings, _under(tensors, f"{kind}."), device) for kind in NETWORKS)
         except (OSError, SafetensorError, ValueError, RuntimeError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
             raise CheckpointError(
                 f"{folder / 'flow.safetensors'} is damaged ({reason}); restore it or run 'rmdm align' again"
             ) from None
-        if nets[0] is None:
+        if net is None:
             raise CheckpointError(f"{folder / 'flow.safetensors'} holds no network; run 'rmdm align' again")
         names = sorted({key.split(".")[1] for key in tensors if key.startswith("maps.")})
         maps = {name: Affine(tensors[f"maps.{name}.matrix"], tensors[f"maps.{name}.offset"]) for name in names}
         moved = {name: Affine(a.matrix.to(device), a.offset_K.to(device)) for name, a in maps.items()}
-        student = nets[1].to(device).eval() if nets[1] is not None else None
         radial = Radial(tensors["radial.source"], tensors["radial.target"]) if "radial.source" in tensors else None
-        return Flow(settings, nets[0].to(device).eval(), moved, student, radial)
+        return Flow(settings, net, moved, student, radial, guide)
 
 
 def chunk_rows(device: torch.device, groups: int) -> int:
@@ -186,8 +196,8 @@ def noise(first: int, after: int, seed: int, groups: int, dim: int, device: torc
     return normal(torch.from_numpy(keys).to(device), (groups, dim), DRAW_STREAM)
 
 
-def build_net(settings: FlowSettings, weights: dict[str, Tensor]) -> FlowNet | None:
-    """The network these weights belong to; None without weights."""
+def build_net(settings: FlowSettings, weights: dict[str, Tensor], device: torch.device | str) -> FlowNet | None:
+    """The network these weights belong to, ready to use; None without weights."""
     if not weights:
         return None
     shape = FlowModelConfig(
@@ -195,7 +205,7 @@ def build_net(settings: FlowSettings, weights: dict[str, Tensor]) -> FlowNet | N
     )
     net = FlowNet(shape, settings.groups, settings.dim)
     net.load_state_dict(weights)
-    return net
+    return net.to(device).eval()
 
 
 def fingerprint(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Stage I as tasks of the training loop: the flow itself, and the few-step student distilled from it."""
+"""Stage I as tasks of the training loop: the flow itself, its weaker guide, and the student distilled from them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +29,8 @@ SECTIONS = {"seed", "data", "encoder", "latent", "meanflow"}
 FREE_FIELDS = {
     "data.dir", "data.path", "data.workers", "data.pad_in_loss", "encoder.batch_tokens", "latent.source",
     "latent.project", "latent.sigma", "latent.draw", "meanflow.direction", "meanflow.transport_steps",
-    "meanflow.draw_steps", "meanflow.distil_steps", "meanflow.distil_rows", "meanflow.train", "meanflow.optim.final_lr",
+    "meanflow.draw_steps", "meanflow.guide_steps", "meanflow.guidance", "meanflow.distil_steps", "meanflow.distil_rows",
+    "meanflow.train", "meanflow.optim.final_lr",
 }  # fmt: skip
 VALIDATION_STEP = 1 << 40
 """The step whose draws validation uses: one that training never reaches."""
@@ -153,6 +154,23 @@ class FlowTask:
         folder.mkdir(parents=True)
         kept = {k.removeprefix("backbone."): v.contiguous() for k, v in weights.items() if k.startswith("backbone.")}
         save_file(kept, folder / "flow.safetensors")
+
+
+class GuideTask(FlowTask):
+    """Trains the same network for fewer steps: the copy that draws are led away from."""
+
+    def __init__(self, flow: FlowTask) -> None:
+        super().__init__(flow.config, flow.rows, flow.valid, flow.identity, flow.enter, flow.verb)
+        self.name = f"{flow.config.name} guide"
+        self.settings = replace(flow.settings, steps=flow.config.meanflow.guide_steps)
+
+    def again(self, out: Path) -> str:
+        """The verb on the run directory, which holds the flow's, which holds the guide's."""
+        return super().again(out.parent)
+
+    def describe(self, parameters: int) -> str:
+        """What it is for."""
+        return "align: a weaker copy of the flow, to lead draws away from"
 
 
 class DistilTask(FlowTask):

@@ -33,6 +33,27 @@ def heun(net: nn.Module, z_BGD: Tensor, t_B: Tensor, r_B: Tensor) -> Tensor:
     return z_BGD - gap / 2 * (v + w)
 
 
+def guided(net: nn.Module, guide: nn.Module | None, weight: float) -> nn.Module:
+    """The network led away from a weaker one; without a guide, itself.
+
+    Where both agree nothing changes; where the weaker one is pulled to places between the data the stronger one mostly
+    is too, only less, and going further the same way leads out of them.
+    """
+    return net if guide is None or weight == 1 else Guided(net, guide, weight)
+
+
+class Guided(nn.Module):
+    """u_guide + weight (u - u_guide)."""
+
+    def __init__(self, net: nn.Module, guide: nn.Module, weight: float) -> None:
+        super().__init__()
+        self.net, self.guide, self.weight = net, guide, weight
+
+    def forward(self, z_BGD: Tensor, r_B: Tensor, t_B: Tensor) -> Tensor:
+        """As a flow's network takes and gives it."""
+        return torch.lerp(self.guide(z_BGD, r_B, t_B), self.net(z_BGD, r_B, t_B), self.weight)
+
+
 def _intervals(z_BGD: Tensor, start: float, stop: float, steps: int) -> list[tuple[Tensor, Tensor]]:
     times = torch.linspace(start, stop, steps + 1, dtype=torch.float64).tolist()
     full = [z_BGD.new_full((len(z_BGD),), time) for time in times]

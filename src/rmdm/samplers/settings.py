@@ -9,8 +9,8 @@ from rmdm.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from rmdm.backbone.dit import DiT
 
-SamplerName = Literal["ancestral", "max_prob", "margin", "entropy", "analytic", "euler", "ar"]
-CONFIDENCE = ("max_prob", "margin", "entropy")
+SamplerName = Literal["ancestral", "max_prob", "margin", "entropy", "balanced", "analytic", "euler", "ar"]
+CONFIDENCE = ("max_prob", "margin", "entropy", "balanced")
 SCORE = ("analytic", "euler")
 MASKED = ("ancestral", *CONFIDENCE)
 SAMPLERS = (*MASKED, *SCORE, "ar")
@@ -22,8 +22,8 @@ class SampleSettings:
     """How to sample, apart from the latent, the given tokens and the seed."""
 
     sampler: SamplerName = "ancestral"
-    """`ancestral`: the model's own law. `max_prob`, `margin`, `entropy`: surest positions first. `analytic`, `euler`:
-    SEDD's. `ar`: left to right."""
+    """`ancestral`: the model's own law. `max_prob`, `margin`, `entropy`: surest positions first, as many each step.
+    `balanced`: surest first, as much entropy each step. `analytic`, `euler`: SEDD's. `ar`: left to right."""
     steps: int = 16
     """Denoising steps K; an autoregressive model always takes one a token."""
     temperature: float = 1.0

@@ -126,6 +126,30 @@ def test_only_what_a_direction_needs_is_made(embed, tmp_path):
     assert all(torch.equal(value, Flow.load(both.flow).net.state_dict()[name]) for name, value in trained.items())
 
 
+def test_a_guide_is_the_same_network_trained_for_fewer_steps(embed, tmp_path):
+    cache = embed(config())
+    settings = config(direction="both", guide_steps=3)
+    flow = Flow.load(run(settings, cache, tmp_path / "run").flow)
+    assert flow.settings.guide == [3, 1.5]
+    alone = Flow.load(run(config(direction="align", steps=3), cache, tmp_path / "short").flow)
+    for name, value in alone.net.state_dict().items():
+        assert torch.equal(flow.guide.state_dict()[name], value)
+    assert run(settings, cache, tmp_path / "run").skipped
+    # Another weight takes no training of the two, but the few-step network learns from other draws.
+    trained = load_file(aligning._release(tmp_path / "run" / "flow", 8))
+    student = {name: value.clone() for name, value in flow.student.state_dict().items()}
+    led = Flow.load(run(config(direction="both", guide_steps=3, guidance=3.0), cache, tmp_path / "run").flow)
+    assert led.settings.guide == [3, 3.0]
+    assert all(torch.equal(value, led.net.state_dict()[name]) for name, value in trained.items())
+    assert any(not torch.equal(value, led.student.state_dict()[name]) for name, value in student.items())
+    # Nothing is led anywhere without draws, and the paper's average velocities are not.
+    assert Flow.load(run(config(guide_steps=3), cache, tmp_path / "one way").flow).guide is None
+    paper = config(recipe="paper", direction="both", guide_steps=3, transport_steps=None)
+    assert Flow.load(run(paper, cache, tmp_path / "paper").flow).guide is None
+    without = Flow.load(run(config(direction="both"), cache, tmp_path / "run").flow)
+    assert (without.guide, without.settings.guide) == (None, None)
+
+
 def test_the_papers_recipe_is_one_network_and_no_maps(embed, tmp_path):
     settings = config(recipe="paper", direction="both", transport_steps=None)
     cache = embed(settings)

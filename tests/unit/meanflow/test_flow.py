@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rmdm.meanflow.flow import Flow, FlowSettings
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.paths import PATHS
 from rmdm.meanflow.recipes import RECIPES
-from rmdm.meanflow.transport import follow, integrate
+from rmdm.meanflow.transport import follow, guided, integrate
 from tests.reference.gaussian import Exact, Gaussian, small_net
 
 G, D = 2, 3
@@ -48,7 +49,7 @@ def settings(**changes) -> FlowSettings:
 
 def full_flow() -> Flow:
     maps = {"enter": random_map(1), "leave": random_map(2), "draw-1": random_map(3), "draw-4": random_map(4)}
-    return Flow(SETTINGS, shaken(0), maps, shaken(1))
+    return Flow(settings(guide=[3, 1.5]), shaken(0), maps, shaken(1), guide=shaken(5))
 
 
 class ExactNet(Exact):
@@ -114,6 +115,47 @@ def test_maps_are_applied_around_the_network_unless_told_not_to_mend():
     assert torch.equal(flow.to_embedding(noise, 2), back.apply(follow(flow.student, noise, 0.0, 1.0, 2)))
 
 
+def test_draws_are_led_away_from_the_guide_and_z0_is_not():
+    net, guide, noise = shaken(0), shaken(5), torch.randn(16, G, D)
+    plain, led = Flow(SETTINGS, net), Flow(settings(guide=[3, 1.5]), net, guide=guide)
+
+    def velocity(z, r, t):
+        return 1.5 * net(z, r, t) - 0.5 * guide(z, r, t)
+
+    torch.testing.assert_close(led.to_embedding(noise, 8), integrate(velocity, noise, 0.0, 1.0, 4))
+    assert (led.to_embedding(noise, 8) - plain.to_embedding(noise, 8)).abs().max() > 0.01
+    assert torch.equal(led.to_latent(noise), plain.to_latent(noise))
+    own = Flow(settings(guide=[3, 1.0]), net, guide=guide)
+    assert torch.equal(own.to_embedding(noise, 8), plain.to_embedding(noise, 8)), "1 is the flow's own law"
+
+
+def test_a_guide_leads_draws_out_of_the_gap_between_two_modes():
+    """Two points; networks that see them blurred, the guide more. What lies between is drawn less often with it."""
+    noise = torch.randn(4000, 1, 1, generator=torch.Generator().manual_seed(0))
+
+    def between(weight: float) -> float:
+        leads = guided(Modes(0.15), Modes(0.4), weight)
+        drawn = integrate(leads, noise, 0.0, 1.0, 64)
+        return float((drawn.abs() < 0.6).float().mean())
+
+    assert between(2.0) < 0.7 * between(1.0)
+
+
+class Modes(torch.nn.Module):
+    """The exact velocity of the variance-preserving path from noise to N(+-1, blur^2)."""
+
+    def __init__(self, blur: float) -> None:
+        super().__init__()
+        self.blur = blur
+
+    def forward(self, z, r, t):
+        a, b = torch.cos(math.pi / 2 * t)[:, None, None], torch.sin(math.pi / 2 * t)[:, None, None]
+        spread = a**2 + (b * self.blur) ** 2
+        mode = torch.tanh(b * z / spread)
+        e = mode + b * self.blur**2 / spread * (z - b * mode)
+        return math.pi / 2 * (a * e - b * (z - b * e) / a.clamp_min(1e-3))
+
+
 def test_rows_do_not_depend_on_how_many_go_through_together(monkeypatch):
     flow, e = full_flow(), DATA.rows(100, 0)
     whole, drawn = flow.to_latent(e), flow.draw(100, seed=3)
@@ -137,15 +179,16 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     flow, e = full_flow(), DATA.rows(32, 0)
     flow.save(tmp_path / "flow")
     loaded = Flow.load(tmp_path / "flow")
-    assert loaded.settings == SETTINGS
+    assert loaded.settings == flow.settings
     assert set(loaded.maps) == set(flow.maps)
     assert all(loaded.maps[name].matrix.dtype == torch.float64 for name in loaded.maps)
     assert torch.equal(loaded.to_latent(e), flow.to_latent(e))
-    assert torch.equal(loaded.draw(8, 0), flow.draw(8, 0))
+    for steps in (4, 8):
+        assert torch.equal(loaded.draw(8, 0, steps), flow.draw(8, 0, steps))
     bare = Flow(SETTINGS, shaken(2))
     bare.save(tmp_path / "bare")
     again = Flow.load(tmp_path / "bare")
-    assert (again.student, again.maps) == (None, {})
+    assert (again.student, again.guide, again.maps) == (None, None, {})
     assert torch.equal(again.to_latent(e), bare.to_latent(e))
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rmdm.config import SampleConfig
 from rmdm.errors import ConfigError
 from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_ancestral
+from rmdm.samplers import confidence as confidence_orders
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE
 from tests.reference.tiny import tiny_backbone
@@ -143,6 +144,36 @@ def test_confidence_follows_the_linear_schedule(monkeypatch, steps):
     assert sum(ran) == int(free.clamp(max=steps).sum())
 
 
+def test_the_balanced_order_shares_out_entropy(monkeypatch):
+    """Half the positions are settled and the others wide open: the settled ones go first and together."""
+    entropies = torch.tensor([1e-4, 1.0, 1e-4, 1.0, 1e-4, 1.0, 1e-4, 1.0], dtype=torch.float64)
+    x_BL, states = torch.full((3, L), MASK), []
+    x_BL[1, 1] = 0  # one open position less
+
+    def certainty(hidden, order):
+        assert order == "balanced"
+        masked_BL = states[-1] == MASK if states else x_BL == MASK
+        return -entropies.expand(3, L)[masked_BL]
+
+    monkeypatch.setattr(confidence_orders, "_confidence", certainty)
+    chosen = SampleSettings("balanced", steps=5)
+    sample(Denoiser(MODEL), x_BL, row_keys(0, range(3)), chosen, lambda s, x: states.append(x.clone()))
+    left = torch.stack([(x == MASK).sum(dim=1) for x in states]).tolist()
+    # Five steps for four open positions: one for all that is settled, then one each.
+    assert left == [[4, 3, 4], [3, 2, 3], [2, 1, 2], [1, 0, 1], [0, 0, 0]]
+    assert (states[0][0] != MASK).tolist() == [True, False] * 4
+    states.clear()
+    sample(
+        Denoiser(MODEL),
+        x_BL,
+        row_keys(0, range(3)),
+        SampleSettings("balanced", steps=2),
+        lambda s, x: states.append(x.clone()),
+    )
+    assert (states[0] == MASK).sum(dim=1).tolist() == [3, 2, 3], "half the entropy, rounded down to whole positions"
+    assert (states[1] != MASK).all()
+
+
 def test_remasking_takes_back_and_makes_up_for_it():
     x_BL = torch.full((64, L), MASK)
     x_BL[:, 0] = 5
@@ -179,6 +210,7 @@ def requests(chosen: SampleSettings, model, n: int, batch: int, block: int | Non
     [
         ("latent", SampleSettings(steps=8)),
         ("plain", SampleSettings("entropy", steps=6, remask=0.2, top_p=0.9)),
+        ("plain", SampleSettings("balanced", steps=6, remask=0.1)),
         ("causal", SampleSettings("ar", top_p=0.9)),
     ],
 )
@@ -217,7 +249,7 @@ def test_ancestral_never_changes_a_token_twice():
         assert torch.equal(before[before != MASK], after[before != MASK])
 
 
-@pytest.mark.parametrize("name", ["ancestral", "max_prob", "margin", "entropy", "ar"])
+@pytest.mark.parametrize("name", ["ancestral", *CONFIDENCE, "ar"])
 def test_samplers_run_in_bfloat16(name):
     model = CAUSAL if name == "ar" else LATENT
     c = condition(9) if name != "ar" else None
