@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -36,10 +37,16 @@ class Verb:
     """Whether it takes several presets."""
 
 
+COMPILER_REMARKS = ("TensorFloat32 tensor cores for float32 matrix multiplication available", "The CUDA Graph is empty")
+"""What torch.compile warns of on a GPU though nothing is wrong: float32 was asked for; a graph had nothing to hold."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 on success, 2 on bad input, 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
     wants_json = "--json" in args
+    for remark in COMPILER_REMARKS:
+        warnings.filterwarnings("ignore", message=remark, category=UserWarning)
     code, outcome = 0, None
     try:
         outcome = dispatch(args, wants_json)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rmdm.config import Config, EncoderConfig, FlowModelConfig, LatentConfig, LoopConfig, MeanFlowConfig, OptimConfig
 from rmdm.encoders.encoder import Pieces
 from rmdm.encoders.find import open_encoder
 from rmdm.encoders.pretrained import PretrainedEncoder
 from rmdm.meanflow.affine import Affine
+from rmdm.meanflow.align import finish, train_student
 from rmdm.meanflow.compare import compare_draws
-from rmdm.meanflow.flow import Flow, FlowSettings, build_net
+from rmdm.meanflow.flow import Flow
 from rmdm.meanflow.report import measure
-from rmdm.meanflow.tasks import DistilTask, FlowTask
+from rmdm.meanflow.tasks import FlowTask, GuideTask
 from rmdm.training.distributed import World
 from rmdm.training.loop import train
 from tests.unit.encoders.test_pretrained import KINDS, rows_of, save_encoder, word_tokenizer
@@ -106,7 +106,10 @@ def flow_config(recipe: Any, steps: int, precision: Any, lr: float = 3e-3) -> Co
             recipe=recipe,
             model=FlowModelConfig(layers=2, width=32, heads=2),
             optim=OptimConfig(lr=lr, warmup=5, ema=0.9),
+            direction="both",
+            guide_steps=steps // 4,
             distil_steps=steps,
+            distil_rows=512,
             train=LoopConfig(
                 steps=steps, batch=64, precision=precision, log_every=1, valid_every=steps, valid_rows=64, save_every=0,
                 compile=None if HERE == "cuda" else False,
@@ -119,12 +122,6 @@ def losses(task: FlowTask, out: Path, device: str) -> list[float]:
     train(task, out, World(0, 1, torch.device(device)), resume="never", show=lambda text: None)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
-
-
-def released(out: Path) -> Path:
-    found = sorted(out.rglob("flow.safetensors"))
-    assert found, f"no weights were released under {out}"
-    return found[-1]
 
 
 @pytest.mark.parametrize("recipe", ["paper", "robust"])
@@ -146,18 +143,15 @@ def test_latents_and_draws_are_those_of_the_cpu(tmp_path: Path) -> None:
     rows = MemoryRows(600, 0)
     enter = Affine(torch.full((GROUPS * DIM,), 0.7), torch.full((GROUPS * DIM,), 0.1))
     config = flow_config("robust", 40, "auto")
-    losses(FlowTask(config, rows, None, {}, enter, "align"), tmp_path / "flow", HERE)
-    teacher = released(tmp_path / "flow")
-    losses(DistilTask(config, rows, None, {}, enter, "align", teacher), tmp_path / "student", HERE)
-    shape = config.meanflow.model
-    settings = FlowSettings(
-        recipe="robust", groups=GROUPS, dim=DIM, layers=shape.layers, width=shape.width, heads=shape.heads,
-        mlp_ratio=shape.mlp_ratio, transport_steps=16, draw_steps=4, cache="x", step=40,
-    )  # fmt: skip
-    nets = [build_net(settings, load_file(path)) for path in (teacher, released(tmp_path / "student"))]
-    assert nets[0] is not None
-    Flow(settings, nets[0].eval(), {"enter": enter}, nets[1]).save(tmp_path / "finished")
-    here, there = (Flow.load(tmp_path / "finished", device) for device in ("cpu", HERE))
+    task = FlowTask(config, rows, None, {}, enter, "align")
+    losses(task, tmp_path / "flow", HERE)
+    losses(GuideTask(task), tmp_path / "flow" / "guide", HERE)
+    world = World(0, 1, torch.device(HERE))
+    assert train_student(config, tmp_path / "flow", GROUPS, DIM, world, "never", lambda text: None, "align") is None
+    finish(config, rows, tmp_path / "flow", enter, "x", world.device, lambda text: None)
+    here, there = (Flow.load(tmp_path / "flow", device) for device in ("cpu", HERE))
+    assert here.guide is not None
+    assert here.student is not None
     e = torch.from_numpy(rows.e_nGD)
     z_here, z_there = (flow.to_latent(e).cpu() for flow in (here, there))
     assert (z_here - enter.apply(e)).abs().mean() > 0.3, "the flow moves nothing"
