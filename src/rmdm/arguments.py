@@ -1,6 +1,11 @@
 """What the flags of several kinds mean."""
 
-from rmdm.errors import ConfigError
+from collections.abc import Sequence
+from pathlib import Path
+
+from collections.abc import Sequence
+
+from rmdm.errors import ConfigError, nearest
 
 
 def step_counts(text: str | None, default: tuple[int, ...] = ()) -> list[int]:
@@ -16,8 +21,34 @@ def step_counts(text: str | None, default: tuple[int, ...] = ()) -> list[int]:
     return steps
 
 
+def run_folders(runs: Sequence[str]) -> list[Path]:
+    """The runs that are named, each once."""
+    twice = sorted({run for run in runs if list(runs).count(run) > 1})
+    if twice:
+        raise ConfigError(f"{twice[0]} is named twice; name each run once")
+    return [Path(run) for run in runs]
+
+
+def seed_of(value: int | None, default: int) -> int:
+    """A seed, or the default where none is given."""
+    if value is not None and value < 0:
+        raise ConfigError(f"--seed {value} is below 0; use 0, for example")
+    return default if value is None else value
+
+
 def at_least_one(flag: str, value: int, what: str) -> int:
     """`value`, or an error that names the flag."""
     if value < 1:
         raise ConfigError(f"{flag} {value} is below 1; measure at least one {what}")
     return value
+
+
+def chosen(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    """Words of `known` from `a,b`, each once, in the order given."""
+    words = list(dict.fromkeys(word for word in text.split(",") if word))
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise ConfigError(f"{flag} {unknown[0]} is unknown; {nearest(unknown[0], known)}")
+    if not words:
+        raise ConfigError(f"{flag} names nothing; use {','.join(known)}, for example")
+    return words

@@ -20,6 +20,7 @@ from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError, ConfigError
 from rmdm.model import Model
 from rmdm.processes import PROCESSES
+from rmdm.revision import git_revision
 
 
 def build_backbone(config: Config, vocab_size: int) -> DiT:
@@ -46,6 +47,7 @@ def save_model(folder: Path, weights: dict[str, Tensor], config: Config, tokeniz
     meta = {
         "format": 1,
         "rmdm": rmdm.__version__,
+        "revision": git_revision(),
         "step": step,
         "vocab_size": tokenizer.size,
         "config": ADAPTER.dump_python(config, mode="json"),

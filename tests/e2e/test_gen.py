@@ -73,6 +73,13 @@ def test_given_texts_are_scored_without_a_run(place, evaluator, capsys):
         (["RUN", "--sampler", "ancestrl"], "--sampler 'ancestrl' is unknown; did you mean 'ancestral'?"),
         (["RUN", "--samples", "x.jsonl"], "give either run directories or --samples FILE"),
         (["RUN", "--reference", "x.jsonl"], "--reference is for --samples"),
+        (["RUN", "RUN"], "is named twice"),
+        (["RUN", "--taus", "0.9,1"], "--taus scales the noise of latents, and no model here has any"),
+        (["RUN", "--entropy", "-1", "--temperatures", "0.8,1"], "--entropy -1.0 is not a positive number"),
+        (["RUN", "--entropy", "4"], "--entropy is met between two temperatures"),
+        (["--samples", "EMPTY", "--steps", "4"], "--steps says how a run writes"),
+        (["--samples", "NAMELESS"], "has no column 'text'; call the field with the text 'text'"),
+        (["--samples", "TEXTS", "--reference", "EMPTY"], "--reference "),
         ([], "give either run directories or --samples FILE"),
         (["--samples", "EMPTY"], "holds no texts"),
         (["--samples", "no-such-file.jsonl"], "no-such-file.jsonl does not exist"),
@@ -81,7 +88,10 @@ def test_given_texts_are_scored_without_a_run(place, evaluator, capsys):
 def test_mistakes_are_one_clear_line(runs, place, evaluator, capsys, flags, message):
     empty = place / "empty.jsonl"
     empty.write_text("\n")
-    words = [{"RUN": runs["mdlm"], "EMPTY": str(empty)}.get(word, word) for word in flags]
+    (place / "nameless.jsonl").write_text('{"words": "a b c"}\n')
+    (place / "texts.jsonl").write_text('{"text": "a b c"}\n')
+    files = {"EMPTY": str(empty), "NAMELESS": str(place / "nameless.jsonl"), "TEXTS": str(place / "texts.jsonl")}
+    words = [{"RUN": runs["mdlm"], **files}.get(word, word) for word in flags]
     given = [] if "--evaluator" in words else ["--evaluator", evaluator]
     assert main(["eval", "gen", *words, *given, "--device", "cpu"]) == 2
     said = capsys.readouterr().err

@@ -114,6 +114,8 @@ def measure_generation(runs: Sequence[Path], plan: Plan, scorer: Scorer, show: S
             request.check()
             check_steps(model, request)
         models.append(model)
+    if plan.taus and all(model.backbone.latent is None for model in models):
+        raise ConfigError("--taus scales the noise of latents, and no model here has any; leave it out")
     show(f"gen: the evaluator is {scorer.place.name}")
     for run, model in zip(runs, models, strict=True):
         weights = file_signature(model.folder / "model.safetensors")
@@ -182,13 +184,14 @@ def measure_run(model: Model, run: Path, weights: list[int], plan: Plan, scorer:
 def measure_texts(files: Sequence[str], reference: str | None, plan: Plan, scorer: Scorer) -> Rows:
     """Rows of given texts, one a file; nothing is known of who wrote them, and nothing is written."""
     sets = [read_texts(file) for file in files]
-    real = read_texts(reference) if reference else None
+    real = read_texts(reference, "--reference") if reference else None
     known = scorer.evaluator.score(real.texts) if real else None
     rows: Rows = []
-    for file, samples in zip(files, sets, strict=True):
-        scored = scorer.evaluator.score(samples.texts)
-        length = plan.length or typical_length(known or scored)
-        figures = text_figures(scored, length, [None] * len(samples.texts), known)
+    scores = [scorer.evaluator.score(samples.texts) for samples in sets]
+    # One length for all, so that their entropies can be compared.
+    length = plan.length or min(map(typical_length, [known] if known is not None else scores))
+    for file, scored in zip(files, scores, strict=True):
+        figures = text_figures(scored, length, [None] * len(scored.ids), known)
         rows.append({"row": "texts", "arm": file, **figures, **scorer.evaluator.facts(), "date": today()})
     return rows
 

@@ -17,6 +17,7 @@ is left out), `no bound`, or `none`.
 import datetime
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,11 @@ def measure_runs(
 
 def record_name(kind: str, ref: str) -> str:
     """The file that figures of a set are kept in."""
-    return f"{kind}.json" if ref == HELD_OUT else f"{kind}-{re.sub(r'[^A-Za-z0-9]+', '-', ref).strip('-')}.json"
+    if ref == HELD_OUT:
+        return f"{kind}.json"
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", ref).strip("-")
+    # Two paths may read alike in such letters.
+    return f"{kind}-{plain}.json" if plain == ref else f"{kind}-{plain}-{zlib.crc32(ref.encode()):08x}.json"
 
 
 def measure_set(
@@ -251,11 +256,12 @@ def to_json(scored: Scored, rows: ScoredRows, pad: bool | None, is_causal: bool)
         nats_RN = nats_RN + scored.kl_N
     tokens_N = (rows.scored_NL if with_pad else rows.text_NL).sum(axis=1)
     found = Figure.of(nats_RN, tokens_N)
-    half = 1.96 * (found.error or 0.0)
+    half = None if found.error is None else 1.96 * found.error  # of a single row nothing is known
     return line | {
         "nats": found.nats, "error": found.error, "draw_error": found.draw_error,
-        "ppl": perplexity(found.nats), "ppl_low": perplexity(found.nats - half),
-        "ppl_high": perplexity(found.nats + half),
+        "ppl": perplexity(found.nats),
+        "ppl_low": None if half is None else perplexity(found.nats - half),
+        "ppl_high": None if half is None else perplexity(found.nats + half),
         "kl": None if scored.kl_N is None else float(scored.kl_N.sum()) / found.tokens,
         "tokens": found.tokens, "draws": len(nats_RN),
         "bits_per_byte": found.total / math.log(2) / line["bytes"] if line["bytes"] else None,

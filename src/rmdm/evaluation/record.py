@@ -1,12 +1,20 @@
-"""What was measured of a run, kept beside it in RUN/eval/KIND.json and read back as long as the same is asked."""
+"""What was measured of a run, kept beside it in RUN/eval/KIND.json and read back as long as the same is asked.
+
+RUN/eval/KIND.json   asked, rows, and the version and git revision that measured them
+RUN/eval/earlier/    what stood there before something else was asked, by the time it was put away
+"""
 
 import contextlib
 from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import rmdm
 from rmdm.data.shards import read_json, write_json
 from rmdm.errors import DataError
+from rmdm.revision import git_revision
 
 Rows = list[dict[str, Any]]
 
@@ -19,8 +27,23 @@ def recorded(path: Path, asked: dict[str, Any], measure: Callable[[], Rows], sho
         return rows
     rows = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"asked": asked, "rows": rows})
+    if path.exists():
+        show(f"measure: figures of other settings were in {path}; they are now {put_away(path)}")
+    made_by = {"rmdm": rmdm.__version__, "revision": git_revision()}
+    write_json(path, {"asked": asked, "rows": rows, **made_by})
     return rows
+
+
+def put_away(path: Path) -> Path:
+    """Move a file to the folder `earlier` beside it, under a name that is free."""
+    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    place = path.parent / "earlier" / f"{path.stem}-{now}{path.suffix}"
+    place.parent.mkdir(exist_ok=True)
+    for number in count(2):
+        if not place.exists():
+            break
+        place = place.with_name(f"{path.stem}-{now}-{number}{path.suffix}")
+    return path.rename(place)
 
 
 def read_record(path: Path, asked: dict[str, Any]) -> Rows | None:

@@ -7,6 +7,7 @@ beside it: the settings, the weights they were drawn with and the seconds it too
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,12 +129,15 @@ def _rows(model: Model, rows: TokenRows, first: int, count: int, n: int) -> Samp
     return Samples(model.texts(x_NL), tokens, {})
 
 
-def read_texts(path: str) -> Samples:
+def read_texts(path: str, flag: str = "--samples") -> Samples:
     """Texts of a file, folder or glob (.jsonl with a field `text`, .txt by line, .csv, .parquet), none blank."""
     blocks = (block for part in file_parts(corpus_files(path), "text", "line") for block in part.blocks())
-    texts = [text for block in blocks for text in block.documents()]
+    try:
+        texts = [text for block in blocks for text in block.documents()]
+    except DataError as error:
+        raise DataError(re.sub(r"; set data\.column.*", "; call the field with the text 'text'", str(error))) from None
     if not texts:
-        raise DataError(f'--samples {path} holds no texts; give one JSON object such as {{"text": "..."}} a line')
+        raise DataError(f'{flag} {path} holds no texts; give one JSON object such as {{"text": "..."}} a line')
     return Samples(texts, [], {})
 
 

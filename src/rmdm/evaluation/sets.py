@@ -114,9 +114,19 @@ def open_set(
     if ref == HELD_OUT:
         return held_out(tokenizer, data)
     source, is_lines = find_source(ref, folder, column, document)
-    texts = (text for part in source.parts for block in part.blocks() for text in block.documents())
+    texts = _documents(source)
     documents = articles(texts) if is_lines else texts
     return text_rows(ref, source, documents, tokenizer, data)
+
+
+def _documents(source: Source) -> Iterator[str]:
+    """All texts of a source."""
+    try:
+        for part in source.parts:
+            for block in part.blocks():
+                yield from block.documents()
+    except DataError as error:
+        raise DataError(str(error).replace("set data.column", "set --column")) from None
 
 
 def find_source(ref: str, folder: Path | None, column: str | None, document: Document) -> tuple[Source, bool]:
@@ -127,8 +137,18 @@ def find_source(ref: str, folder: Path | None, column: str | None, document: Doc
         config = DataConfig(path=ref, column=column or "text", document=document)
         return _opened(config), False
     named = SETS[ref]
-    for local in _local_copies(named, folder):
-        return _opened(DataConfig(path=str(local), column=column or "text")), False
+    copies = _local_copies(named, folder)
+    if len(copies) > 1:
+        names = ", ".join(path.name for path in copies)
+        raise DataError(
+            f"set {ref!r} may be any of {names} in {copies[0].parent}; leave one of them there, put the parts of a set "
+            f"into a folder {named.files[0]}, or name the file itself"
+        )
+    if copies:
+        config = DataConfig(path=str(copies[0]), column=column or "text", document=document)
+        # A text file with a line a document is the set as it is published, line by line.
+        kind = kind_of(copies[0].name) if copies[0].is_file() else None
+        return _opened(config), named.lines and document == "line" and kind is not None and kind[0] == ".txt"
     config = DataConfig(
         dataset=named.dataset, dataset_config=named.config, split=named.split, revision=named.revision,
         column=column or named.column,
@@ -143,16 +163,18 @@ def find_source(ref: str, folder: Path | None, column: str | None, document: Doc
         ) from None
 
 
-def _local_copies(named: Named, folder: Path | None) -> Iterator[Path]:
-    """Files of the folder of local copies whose names begin as the set's do."""
+def _local_copies(named: Named, folder: Path | None) -> list[Path]:
+    """Files and folders in the folder of local copies whose names begin as the set's do."""
     place = folder or (Path(os.environ[DATA_DIR]) if os.environ.get(DATA_DIR) else None)
     if place is None:
-        return
+        return []
     if not place.is_dir():
         raise DataError(f"{place} is no folder; give --data-dir (or {DATA_DIR}) the folder of the sets' files")
-    for path in sorted(place.iterdir()):
-        if path.name.lower().startswith(named.files) and kind_of(path.name):
-            yield path
+    return [
+        path
+        for path in sorted(place.iterdir())
+        if path.name.lower().startswith(named.files) and (path.is_dir() or kind_of(path.name))
+    ]
 
 
 def _opened(config: DataConfig) -> Source:
@@ -168,7 +190,7 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
         if joined and _HEADING.fullmatch(line):
             yield "".join(joined)
             joined = []
-        joined.append(line)
+        joined.append(line if line.endswith("\n") else f"{line}\n")
     if joined:
         yield "".join(joined)
 

@@ -184,6 +184,15 @@ def test_given_texts_real_shuffled_and_repeated(trained_evaluator, tmp_path):
     assert again["mauve"] < 0.2
 
 
+def test_given_texts_of_several_files_are_measured_at_one_length(trained_evaluator, tmp_path):
+    for name, first in (("long", documents(8, 0)), ("short", [text[:60] for text in documents(8, 0)])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in first))
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("long", "short")]
+    rows = measure_texts(files, None, Plan(), Scorer(str(trained_evaluator), CPU))
+    assert rows[0]["entropy_length"] == rows[1]["entropy_length"]
+    assert rows[0]["tokens"] > 2 * rows[1]["tokens"]
+
+
 def scored(ids: list[list[int]], nats: list[float]) -> Scored:
     arrays = [np.array(one, dtype=np.int64) for one in ids]
     counts = np.array([max(0, len(one) - 1) for one in ids])

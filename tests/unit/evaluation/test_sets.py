@@ -108,6 +108,32 @@ def test_named_sets_are_read_from_local_copies(tmp_path, monkeypatch):
     assert open_set("openwebtext", word_tokenizer(), data).lengths_N.tolist() == [4]
 
 
+def test_local_copies_are_taken_whole_or_not_at_all(tmp_path):
+    data = data_of("padded", False)
+    for name in ("wikitext-1.txt", "wikitext-2.txt"):
+        (tmp_path / name).write_text("anna was happy\n")
+    with pytest.raises(DataError, match=r"may be any of wikitext-1.txt, wikitext-2.txt in .*; leave one of them there"):
+        open_set("wikitext", word_tokenizer(), data, folder=tmp_path)
+    (tmp_path / "lambada").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "lambada" / name).write_text("anna was happy\n")
+    assert len(open_set("lambada", word_tokenizer(), data, folder=tmp_path)) == 2
+
+
+def test_local_copies_are_cut_to_documents_as_asked(tmp_path):
+    data = data_of("padded", False)
+    (tmp_path / "wikitext.txt").write_text(" = One = \n anna was happy \n = Two = \n tom was sad \n")
+    (tmp_path / "lm1b.txt").write_text("anna was happy\ntom was sad\n")
+    assert len(open_set("wikitext", word_tokenizer(), data, folder=tmp_path)) == 2, "lines are joined to articles"
+    assert len(open_set("wikitext", word_tokenizer(), data, folder=tmp_path, document="file")) == 1
+    assert len(open_set("lm1b", word_tokenizer(), data, folder=tmp_path)) == 2
+    assert len(open_set("lm1b", word_tokenizer(), data, folder=tmp_path, document="file")) == 1
+    (tmp_path / "arxiv.jsonl").write_text(json.dumps({"article": "tom was sad"}))
+    with pytest.raises(DataError, match=r"no column 'text'; set --column to one of: article"):
+        open_set("arxiv", word_tokenizer(), data, folder=tmp_path)
+    assert len(open_set("arxiv", word_tokenizer(), data, folder=tmp_path, column="article")) == 1
+
+
 def test_what_cannot_be_had_is_said_with_the_ways_to_get_it(tmp_path, monkeypatch):
     data = data_of("padded", False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rmdm.arguments import at_least_one
+from rmdm.arguments import at_least_one, run_folders, seed_of
 from rmdm.errors import ConfigError
 
 HELP = "the conditional dependency gap, with and without the latent"
@@ -49,14 +49,14 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
     from rmdm.hub import find_device
 
     measured = measure_runs(
-        [Path(run) for run in args.runs],
+        run_folders(args.runs),
         find_device(args.device),
         show,
         ref=args.data,
         blocks=blocks,
         rows=rows,
         orders=orders,
-        seed=SEED if args.seed is None else args.seed,
+        seed=seed_of(args.seed, SEED),
         folder=Path(args.data_dir) if args.data_dir else None,
         column=args.column,
         document=args.document,

@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rmdm.arguments import at_least_one, step_counts
+from rmdm.arguments import at_least_one, run_folders, step_counts
 from rmdm.errors import ConfigError
 
 HELP = "GenPPL, entropy, diversity and MAUVE of samples, against the number of steps"
@@ -45,6 +44,16 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
         raise ConfigError("give either run directories or --samples FILE; for example 'rmdm eval gen runs/first'")
     if args.reference and args.runs:
         raise ConfigError("--reference is for --samples; a run is compared with its own held-out text")
+    if args.samples:
+        idle = [flag for flag in OF_RUNS if getattr(args, flag) is not None]
+        if idle:
+            flag = f"--{idle[0].replace('_', '-')}"
+            raise ConfigError(f"{flag} says how a run writes, but the texts of --samples are written; leave it out")
+    if args.entropy is not None:
+        if not 0 < args.entropy < float("inf"):
+            raise ConfigError(f"--entropy {args.entropy} is not a positive number; use 4.1, for example")
+        if not args.temperatures and not args.taus:
+            raise ConfigError("--entropy is met between two temperatures; give --temperatures 0.8,0.9,1, for example")
     options: dict[str, Any] = {
         "steps": tuple(step_counts(args.steps)),
         "n": at_least_one("--n", args.n, "text"),
@@ -64,7 +73,7 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
         if args.samples:
             rows = measure_texts(args.samples, args.reference, plan, scorer)
         else:
-            rows = measure_generation([Path(run) for run in args.runs], plan, scorer, show)
+            rows = measure_generation(run_folders(args.runs), plan, scorer, show)
     except ConfigError as error:
         raise ConfigError(as_flag(str(error), ["device", "steps", *KEPT])) from None
     show(render_generation(rows))
@@ -73,6 +82,8 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
 
 KEPT = ("seed", "sampler", "top_p", "remask", "guidance", "entropy", "bos", "anyway")
 """Flags that mean what the plan's field of that name means."""
+OF_RUNS = ("steps", "temperatures", "taus", "sampler", "top_p", "remask", "guidance", "entropy")
+"""Flags that say how texts are written."""
 
 
 def _numbers(flag: str, text: str | None, words: tuple[str, ...] = ()) -> list[Any]:

@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from rmdm.arguments import at_least_one, step_counts
+from rmdm.arguments import at_least_one, run_folders, step_counts
 from rmdm.errors import ConfigError
 
 SAMPLERS = ("ancestral", "max_prob", "margin", "entropy", "balanced", "analytic", "euler")
@@ -26,6 +25,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]:
     """Measure, and show the table."""
+    from rmdm.samplers.settings import MOST_GUIDANCE
     from rmdm.stages import measure_stage
 
     steps = step_counts(args.steps)
@@ -33,5 +33,7 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
     changes = {name: value for name in CHANGES if (value := getattr(args, name)) is not None}
     if args.temperature is not None and not 0 < args.temperature < float("inf"):
         raise ConfigError(f"--temperature {args.temperature} is not a positive number; use 1.0, for example")
-    runs = [Path(run) for run in args.runs]
+    if args.guidance is not None and not abs(args.guidance) <= MOST_GUIDANCE:
+        raise ConfigError(f"--guidance {args.guidance} is not in -{MOST_GUIDANCE}..{MOST_GUIDANCE}; use 1.0")
+    runs = run_folders(args.runs)
     return {"stories": measure_stage(runs, show, steps=steps, n=n, ceiling=args.ceiling, changes=changes)}
