@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from collections.abc import Sequence
-
-from rmdm.errors import ConfigError, nearest
+from rmdm.errors import ConfigError
 
 
 def step_counts(text: str | None, default: tuple[int, ...] = ()) -> list[int]:
@@ -41,14 +39,3 @@ def at_least_one(flag: str, value: int, what: str) -> int:
     if value < 1:
         raise ConfigError(f"{flag} {value} is below 1; measure at least one {what}")
     return value
-
-
-def chosen(flag: str, text: str, known: Sequence[str]) -> list[str]:
-    """Words of `known` from `a,b`, each once, in the order given."""
-    words = list(dict.fromkeys(word for word in text.split(",") if word))
-    unknown = [word for word in words if word not in known]
-    if unknown:
-        raise ConfigError(f"{flag} {unknown[0]} is unknown; {nearest(unknown[0], known)}")
-    if not words:
-        raise ConfigError(f"{flag} names nothing; use {','.join(known)}, for example")
-    return words

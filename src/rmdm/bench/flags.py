@@ -1,0 +1,42 @@
+"""What the flags of several kinds of `rmdm bench` mean."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rmdm.arguments import at_least_one
+from rmdm.errors import ConfigError, nearest
+from rmdm.kinds import Show
+
+if TYPE_CHECKING:
+    from rmdm.bench.machine import Machine
+
+ARMS = ("ours", "reference")
+
+
+def machine_flags(parser: argparse.ArgumentParser) -> None:
+    """Which machine, and how its own rate is measured."""
+    parser.add_argument("--matmul", type=int, help="side of the machine's own product (default 8192; 512 on a CPU)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def measured_machine(args: argparse.Namespace, show: Show) -> "Machine":
+    """The machine that the flags name, with its rates."""
+    size = None if args.matmul is None else at_least_one("--matmul", args.matmul, "row and column")
+    from rmdm.bench.machine import Machine
+    from rmdm.hub import find_device
+
+    machine = Machine.measure(find_device(args.device), size)
+    show(f"bench: {machine}")
+    return machine
+
+
+def chosen(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    """Words of `known` from `a,b`, each once, in the order given."""
+    words = list(dict.fromkeys(word for word in text.split(",") if word))
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise ConfigError(f"{flag} {unknown[0]} is unknown; {nearest(unknown[0], known)}")
+    if not words:
+        raise ConfigError(f"{flag} names nothing; use {','.join(known)}, for example")
+    return words

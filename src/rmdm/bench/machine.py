@@ -1,0 +1,177 @@
+"""What the machine itself can do, measured in the same run as everything it is compared with.
+
+The floor of a piece of work is the time its needed operations take at the machine's own rate of matrix products, or the
+time its needed bytes take at its own rate of copying, whichever is longer.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from rmdm.hub import device_name
+
+MATMUL = {"cuda": 8192, "cpu": 512}
+"""Side of the random matrices that are multiplied."""
+COPIED = {"cuda": 1 << 30, "cpu": 1 << 26}
+"""Bytes of the buffer that is copied."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device and its own two rates."""
+
+    device: torch.device
+    matmul: float
+    """Operations a second of a large matrix product, in the precision of `dtype`."""
+    copy: float
+    """Bytes a second of a large copy, read and written ones together."""
+    size: int
+    """Side of the matrices."""
+
+    @staticmethod
+    def measure(device: torch.device, size: int | None = None) -> "Machine":
+        """Both rates, now."""
+        size = size or MATMUL.get(device.type, MATMUL["cpu"])
+        copied = COPIED.get(device.type, COPIED["cpu"])
+        return Machine(device, matmul_rate(device, size), copy_rate(device, copied), size)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is written beside every figure."""
+        return {"matmul_per_s": self.matmul, "matmul_size": self.size, "copy_bytes_per_s": self.copy} | facts(
+            self.device
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{device_name(self.device)}, torch {torch.__version__}, {precision(self.device)} product of "
+            f"{self.size} cubed {spoken(self.matmul, 'FLOP/s')}, copy {spoken(self.copy, 'B/s')}"
+        )
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Operations and bytes that a piece of work cannot do without."""
+
+    operations: float
+    bytes: float
+
+    def seconds(self, machine: Machine) -> float:
+        """The least time it takes there."""
+        return max(self.operations / machine.matmul, self.bytes / machine.copy)
+
+    def limit(self, machine: Machine) -> Literal["operations", "bytes"]:
+        """Which of the two takes longer."""
+        return "operations" if self.operations / machine.matmul >= self.bytes / machine.copy else "bytes"
+
+    def figures(self, machine: Machine, seconds: float) -> dict[str, Any]:
+        """What a row says of its floor, the work having taken `seconds`."""
+        floor = self.seconds(machine)
+        return {
+            "needed_operations": self.operations, "needed_bytes": self.bytes, "floor_seconds": floor,
+            "floor_limit": self.limit(machine), "times_the_floor": seconds / floor,
+            "share_of_matmul_rate": self.operations / seconds / machine.matmul,
+        }  # fmt: skip
+
+
+def matmul_rate(device: torch.device, size: int, repeats: int = 20) -> float:
+    """Operations a second of a `size`-cubed product of random matrices: bf16 on a GPU, fp32 on a CPU."""
+    a, b = (torch.randn(size, size, device=device, dtype=dtype(device)) for _ in range(2))
+    return 2 * size**3 / median_seconds(device, lambda: a @ b, repeats)
+
+
+def copy_rate(device: torch.device, size: int, repeats: int = 20) -> float:
+    """Bytes a second, read plus written, of copying a buffer of `size` bytes."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    return 2 * size / median_seconds(device, lambda: target.copy_(source), repeats)
+
+
+def median_seconds(device: torch.device, work: Callable[[], object], repeats: int, warmup: int = 5) -> float:
+    """Seconds of `work`, the median of several; on a GPU by its own clock."""
+    for _ in range(warmup):
+        work()
+    if device.type != "cuda":
+        return median(timed(device, work) for _ in range(repeats))
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, end in events:
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize(device)
+    return median(start.elapsed_time(end) / 1e3 for start, end in events)
+
+
+def timed(device: torch.device, work: Callable[[], object]) -> float:
+    """Seconds of `work`, until the device is done."""
+    synchronize(device)
+    began = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; a CPU never lags."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begin to watch the most memory held."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most memory torch held on the GPU since `forget_peak`; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def clear(device: torch.device) -> None:
+    """Let go of what an arm compiled and held, so that the next one begins as the first did."""
+    gc.collect()
+    if device.type == "cuda":
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+
+
+def dtype(device: torch.device) -> torch.dtype:
+    """What networks compute in on the device."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def precision(device: torch.device) -> str:
+    """The same in words."""
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Where and when a figure was taken."""
+    return {
+        "device": device_name(device), "precision": precision(device), "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }  # fmt: skip
+
+
+def spoken(value: float | None, unit: str) -> str:
+    """A large number with the letter of its thousands; `-` for none."""
+    if value is None:
+        return "-"
+    for letter, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {letter}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def memory(value: float | None) -> str:
+    """Bytes for a table; `-` for none."""
+    if value is None:
+        return "-"
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
