@@ -31,6 +31,7 @@ from rmdm.samplers.generate import BATCH, Writer, autocast, own_settings
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SamplerName, SampleSettings
+from rmdm.samplers.trunk import Trunk
 
 Callback = Callable[[int, Tensor], None]
 
@@ -193,7 +194,13 @@ class Model:
 
     def writer(self) -> Writer:
         """What writes with it, in the way it was trained to draw its latents."""
-        return Writer(self.backbone, self.latents.source if self.backbone.latent is not None else None)
+        source = self.latents.source if self.backbone.latent is not None else None
+        return Writer(self.backbone, source, self.trunk if self.device.type == "cuda" else None)
+
+    @cached_property
+    def trunk(self) -> Trunk:
+        """What was recorded of its backbone, for all its requests."""
+        return Trunk(self.backbone)
 
     @cached_property
     def latents(self) -> Latents:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rmdm.backbone.dit import DiT
 from rmdm.errors import DataError
+from rmdm.samplers.trunk import Trunk, forward
 
 Callback = Callable[[int, Tensor], None]
 """Sees the number of the step that has just been made, and the rows themselves: copy what is to be kept."""
@@ -38,7 +39,8 @@ class Denoiser:
     How a matrix product rounds depends on its shape, and so on how many rows run together. With `block` every product
     has the same shape, whatever the batch: the network runs on exactly that many rows at a time, the head on a fixed
     number of places, both filled up. A row's text then does not depend on the batch even where float ties
-    are frequent (bf16 on a GPU), and a compiled network is compiled once.
+    are frequent (bf16 on a GPU), and a compiled network is compiled once. `trunk`, which needs `block`, keeps what was
+    recorded of the network for other batches.
     """
 
     @torch.no_grad()
@@ -49,8 +51,10 @@ class Denoiser:
         guidance: float = 1.0,
         block: int | None = None,
         barred: Barred | None = None,
+        trunk: Trunk | None = None,
     ) -> None:
         self.backbone, self.guidance, self.block, self.barred = backbone, guidance, block, barred
+        self.trunk = trunk
         self.mask_id, self.device = backbone.mask_id, backbone.embed.weight.device
         self.is_checked = False
         if c_BGC is not None and backbone.latent is None:
@@ -92,19 +96,17 @@ class Denoiser:
     def _run(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
         """Hidden states (R, L, D)."""
         if self.block is None:
-            return self._forward(x_RL, six, t_R)
+            return forward(self.backbone, x_RL, six, t_R)
         parts = []
         for of in filled(len(x_RL), self.block, self.device):
             some = [each[of] if len(each) > 1 else each for each in six] if six is not None else None
-            parts.append(self._forward(x_RL[of], some, t_R[of] if t_R is not None else None))
-        return torch.cat(parts)
-
-    def _forward(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
-        if self.backbone.time is None:
-            return self.backbone(x_RL, six=six)
-        if t_R is None:
-            raise ValueError("a model that is conditioned on the time needs t_R")
-        return self.backbone(x_RL, c_BGC=self.backbone.time(t_R))
+            some_t = t_R[of] if t_R is not None else None
+            if self.trunk is None:
+                parts.append(forward(self.backbone, x_RL[of], some, some_t))
+            else:
+                h_RLD = self.trunk(x_RL[of], some, some_t)
+                parts.append(h_RLD.clone() if len(x_RL) > self.block else h_RLD)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _of_rows(self, rows_R: Tensor | None) -> list[Tensor] | None:
         """The modulations of some rows; those of a single row hold for all."""

@@ -14,6 +14,7 @@ from rmdm.samplers.denoiser import Barred, Callback, Denoiser, fixed_rows, in_bl
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SampleSettings, fitting_samplers
+from rmdm.samplers.trunk import Trunk
 
 BATCH = 64
 """Rows taken through at once; which rows share a batch does not change what they say, but for float ties on a CPU."""
@@ -25,6 +26,8 @@ class Writer:
 
     backbone: DiT
     source: LatentSource | None = None
+    trunk: Trunk | None = None
+    """Keeps what was recorded of the backbone; only for one whose weights stay where they are."""
 
     @torch.no_grad()
     def write(
@@ -51,7 +54,7 @@ class Writer:
             z = None if without else zt_BGd[rows] if zt_BGd is not None else self.draw(keys_B[rows], tau)
             latent = self.backbone.latent
             c_BGC = in_blocks(latent, z, block) if latent is not None and z is not None else None
-            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance, block, barred)
+            denoiser = Denoiser(self.backbone, c_BGC, settings.guidance, block, barred, self.trunk)
             parts.append(sample(denoiser, x_BL[rows], keys_B[rows], settings, callback))
         return torch.cat(parts)
 

@@ -1,0 +1,87 @@
+"""The network's forward pass, recorded once for each shape and replayed: on a GPU a whole pass is then one launch.
+
+A pass is some two hundred kernels, and on a few thousand tokens the host takes longer to start them than the GPU to run
+them. `Denoiser` fills its blocks up, so their shapes are the same at every step and for every request: the kernels are
+recorded as a CUDA graph when a shape is first seen. The kernels are the same as without, and so is what they compute.
+
+What a pass returns lies in the recording's own memory and holds until the next pass.
+"""
+
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from rmdm.backbone.dit import DiT
+
+WARM_UP = 2
+"""Passes before a recording: libraries choose their kernels and take their memory in the first."""
+
+
+class Trunk:
+    """Hidden states of a backbone whose weights stay where they are; elsewhere than on a GPU it runs as it is."""
+
+    def __init__(self, backbone: DiT) -> None:
+        self.backbone = backbone
+        self.recordings: dict[Hashable, Recording] = {}
+
+    @torch.no_grad()
+    def __call__(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None = None) -> Tensor:
+        """Hidden states (R, L, D) of rows under their modulations `six`, or at their times `t_R`."""
+        inputs = [x_RL, *(six or ()), *((t_R,) if t_R is not None else ())]
+        if not x_RL.is_cuda:
+            return forward(self.backbone, x_RL, six, t_R)
+        key = self._key(inputs)
+        if key not in self.recordings:
+            self.recordings[key] = Recording(self.backbone, x_RL, six, t_R)
+        return self.recordings[key].replay(inputs)
+
+    def _key(self, inputs: Sequence[Tensor]) -> Hashable:
+        """What a recording depends on: shapes, precision, where the weights lie, and whether they are compiled."""
+        shapes = tuple((tuple(each.shape), each.dtype) for each in inputs)
+        precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        places = self.backbone.embed.weight.data_ptr(), self.backbone.norm_scale.data_ptr()
+        return shapes, precision, places, getattr(self.backbone, "_compiled_call_impl", None) is not None
+
+
+class Recording:
+    """One pass as a CUDA graph, with the tensors it reads and writes."""
+
+    def __init__(self, backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> None:
+        x_RL = x_RL.clone()
+        six = [each.clone() for each in six] if six is not None else None
+        t_R = t_R.clone() if t_R is not None else None
+        self.inputs = [x_RL, *(six or ()), *((t_R,) if t_R is not None else ())]
+        # What autocast would remember of the weights lies in memory that a recording must not count on.
+        amp = (
+            torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False)
+            if torch.is_autocast_enabled("cuda")
+            else nullcontext()
+        )
+        with torch.cuda.device(x_RL.device), amp:
+            aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
+            aside.wait_stream(here)
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    forward(backbone, x_RL, six, t_R)
+            here.wait_stream(aside)
+            self.graph = torch.cuda.CUDAGraph()
+            # Other threads may go on using the GPU meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.h_RLD = forward(backbone, x_RL, six, t_R)
+
+    def replay(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The pass on other values."""
+        torch._foreach_copy_(self.inputs, list(inputs))
+        self.graph.replay()
+        return self.h_RLD
+
+
+def forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> Tensor:
+    """The pass itself."""
+    if backbone.time is None:
+        return backbone(x_RL, six=six)
+    if t_R is None:
+        raise ValueError("a model that is conditioned on the time needs t_R")
+    return backbone(x_RL, c_BGC=backbone.time(t_R))
