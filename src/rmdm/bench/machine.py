@@ -134,12 +134,18 @@ def peak_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def clear(device: torch.device) -> None:
-    """Let go of what an arm compiled and held, so that the next one begins as the first did."""
+def release(device: torch.device) -> None:
+    """Give back the memory that nothing holds any more."""
     gc.collect()
     if device.type == "cuda":
-        torch._dynamo.reset()
         torch.cuda.empty_cache()
+
+
+def clear(device: torch.device) -> None:
+    """Let go of what an arm compiled and held, so that the next one begins as the first did."""
+    if device.type == "cuda":
+        torch._dynamo.reset()
+    release(device)
 
 
 def dtype(device: torch.device) -> torch.dtype:

@@ -6,16 +6,17 @@ the latent; None without one), `weight_bytes` (the network and its flow), `peak_
 meanwhile, weights included; None on a CPU), `parameters`, `device`, `precision`, `torch`, `date`.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from rmdm.bench.machine import facts, forget_peak, peak_bytes, timed
+from rmdm.config import Config
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.hub import Model, device_name, load_model
 from rmdm.kinds import Show
@@ -44,7 +45,7 @@ def bench_runs(
 
         def measure(model: Model = model, counts: list[int] = counts) -> Rows:
             show(f"bench: {model.config.name} writes {batch} texts at {', '.join(map(str, counts))} steps")
-            return [bench(model, count, batch, repeats) for count in counts]
+            return [bench(model.writer(), model.config, count, batch, repeats) for count in counts]
 
         rows += recorded(home / "eval" / "bench.json", asked, measure, show)
     return rows
@@ -58,33 +59,29 @@ def default_steps(model: Model) -> list[int]:
     return [2**k for k in range(length.bit_length()) if FIRST_STEPS <= 2**k <= length]
 
 
-def bench(model: Model, steps: int, batch: int, repeats: int) -> dict[str, Any]:
+def bench(writer: Writer, config: Config, steps: int, batch: int, repeats: int) -> dict[str, Any]:
     """One row."""
-    writer, device = model.writer(), model.device
-    how = own_settings(model.backbone, model.config.sample, steps)
-    tau = model.config.sample.latent_temperature
+    backbone = writer.backbone
+    device, how = backbone.embed.weight.device, own_settings(backbone, config.sample, steps)
+    tau = config.sample.latent_temperature
     write(writer, how, tau, batch, seed=0)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    forget_peak(device)
     seconds = median(timed(device, lambda s=seed: write(writer, how, tau, batch, s)) for seed in range(1, repeats + 1))
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    drawn = None
+    peak, drawn = peak_bytes(device), None
     if writer.source is not None:
         keys_B = writer.blank(batch, 0)[1]
         drawn = median(timed(device, lambda: writer.draw(keys_B, tau)) for _ in range(repeats))
-    parts: list[nn.Module] = [model.backbone]
+    parts: list[nn.Module] = [backbone]
     if writer.source is not None and writer.source.flow is not None:
         parts.append(writer.source.flow.net)
     return {
-        "arm": model.config.name,
+        "arm": config.name,
         "sampler": how.sampler, "steps": how.steps, "guidance": how.guidance, "batch": batch,
-        "length": model.backbone.length, "seconds": seconds, "repeats": repeats,
-        "tokens_per_s": batch * model.backbone.length / seconds, "seconds_per_step": seconds / how.steps,
+        "length": backbone.length, "seconds": seconds, "repeats": repeats,
+        "tokens_per_s": batch * backbone.length / seconds, "seconds_per_step": seconds / how.steps,
         "latent_seconds": drawn, "peak_bytes": peak,
         "weight_bytes": sum(p.numel() * p.element_size() for part in parts for p in part.parameters()),
-        "parameters": sum(p.numel() for p in model.backbone.parameters()), "device": device_name(device),
-        "precision": "bf16" if device.type == "cuda" else "fp32", "torch": torch.__version__,
-        "date": datetime.now(UTC).date().isoformat(),
+        "parameters": sum(p.numel() for p in backbone.parameters()), **facts(device),
     }  # fmt: skip
 
 
@@ -94,14 +91,30 @@ def write(writer: Writer, how: SampleSettings, tau: Any, batch: int, seed: int) 
         writer.write(*writer.blank(batch, seed), how, tau=tau, batch=batch)
 
 
-def timed(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds, until the device is done."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
-    began = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - began
+def latency_of_runs(
+    runs: Sequence[Path], device: torch.device, steps: Sequence[int], requests: int, show: Show
+) -> Rows:
+    """How long one text takes, a row for every run and number of steps."""
+    rows: Rows = []
+    for run in runs:
+        model = load_model(run, device)
+        show(f"bench: {model.config.name} writes one text at a time, {requests} times")
+        for count in list(steps) or default_steps(model):
+            rows.append(latency(model.writer(), model.config, count, requests))
+    return rows
+
+
+def latency(writer: Writer, config: Config, steps: int, requests: int) -> dict[str, Any]:
+    """Seconds from a request for one text to its last token: the median and the 95th percentile of `requests`."""
+    device, how = writer.backbone.embed.weight.device, own_settings(writer.backbone, config.sample, steps)
+    tau = config.sample.latent_temperature
+    for seed in range(3):
+        write(writer, how, tau, 1, seed)
+    seconds = [timed(device, lambda s=seed: write(writer, how, tau, 1, s)) for seed in range(requests)]
+    return {
+        "arm": config.name, "steps": how.steps, "length": writer.backbone.length, "requests": requests,
+        "median_seconds": median(seconds), "p95_seconds": float(np.percentile(seconds, 95)), **facts(device),
+    }  # fmt: skip
 
 
 def render(rows: Rows) -> str:
@@ -118,4 +131,19 @@ def render(rows: Rows) -> str:
     ]  # fmt: skip
     first = rows[0]
     title = f"{first['batch']} texts of {first['length']} tokens, {first['device']}, {first['precision']}"
+    return f"{title}\n{grid([('', each) for each in titles], body)}"
+
+
+def render_latency(rows: Rows) -> str:
+    """The table."""
+    titles = ["model", "steps", "median ms", "95th percentile", "requests"]
+    body = [
+        [
+            str(row["arm"]), str(row["steps"]), f"{1e3 * row['median_seconds']:.1f}", f"{1e3 * row['p95_seconds']:.1f}",
+            str(row["requests"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    first = rows[0]
+    title = f"one text of {first['length']} tokens at a time, {first['device']}, {first['precision']}"
     return f"{title}\n{grid([('', each) for each in titles], body)}"

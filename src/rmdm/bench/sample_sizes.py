@@ -1,0 +1,143 @@
+"""How fast models of a named size write, with random weights, beside the reference arm and the machine's floor.
+
+A row is one of `bench.sample` with `size`, `process` and `arm`, what `Floor.figures` says of the whole request,
+`floor_seconds_per_step`, `measured_steps` (fewer than `steps` where the rest is inferred), and where and when.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from rmdm.bench.counts import request
+from rmdm.bench.machine import Machine, clear, dtype, forget_peak, memory, peak_bytes, release, timed
+from rmdm.bench.reference import PlainNetwork, plain_sample
+from rmdm.bench.sample import bench, latency
+from rmdm.bench.sizes import Size
+from rmdm.bench.workload import config_of, random_backbone
+from rmdm.errors import ConfigError
+from rmdm.evaluation.record import Rows
+from rmdm.kinds import Show
+from rmdm.samplers.generate import Writer
+from rmdm.samplers.latents import LatentSource
+from rmdm.tables import grid
+
+
+def writer_of(size: Size, process: str, device: torch.device) -> Writer:
+    """A model of random weights, with the prior of its latent."""
+    backbone = random_backbone(size, process, device)
+    return Writer(backbone, LatentSource(backbone.latent) if backbone.latent is not None else None)
+
+
+def bench_sizes(
+    size: Size, machine: Machine, processes: Sequence[str], arms: Sequence[str], steps: Sequence[int], batch: int,
+    repeats: int, reference_steps: int, show: Show,
+) -> Rows:  # fmt: skip
+    """A row for every process, number of steps and arm."""
+    rows: Rows = []
+    for process in processes:
+        writer, config = writer_of(size, process, machine.device), config_of(size, process)
+        for count in steps:
+            for arm in arms:
+                show(f"bench: {arm}, {process}, {batch} texts, {count} steps")
+                try:
+                    if arm == "ours":
+                        measured = bench(writer, config, count, batch, repeats) | {"measured_steps": count}
+                    else:
+                        measured = time_reference(writer, count, batch, repeats, min(count, reference_steps))
+                except torch.cuda.OutOfMemoryError:
+                    show(f"bench: {arm}, {process} left out: {batch} texts do not fit in memory; lower --batch")
+                    continue
+                finally:
+                    release(machine.device)
+                floor = request(size, process, batch, count, dtype(machine.device).itemsize)
+                figures = floor.figures(machine, measured["seconds"])
+                rows.append(
+                    measured
+                    | {"size": size.name, "vocab": size.vocab, "process": process, "arm": arm, **figures}
+                    | {"floor_seconds_per_step": figures["floor_seconds"] / count, **machine.facts}
+                )
+        del writer
+        clear(machine.device)
+    if not rows:
+        raise ConfigError(f"--batch {batch} does not fit in memory in any arm; use a smaller one")
+    return rows
+
+
+def time_reference(writer: Writer, steps: int, batch: int, repeats: int, measured: int) -> dict[str, Any]:
+    """The plain sampler, timed over its first steps: all of them cost the same."""
+    network, device = PlainNetwork(writer.backbone).eval(), writer.backbone.embed.weight.device
+    zt_BGd = writer.draw(writer.blank(batch, 0)[1])
+    plain_sample(network, batch, steps, zt_BGd=zt_BGd, first=1)
+    forget_peak(device)
+    seconds = median(
+        timed(device, lambda: plain_sample(network, batch, steps, zt_BGd=zt_BGd, first=measured))
+        for _ in range(repeats)
+    )
+    whole = seconds / measured * steps
+    return {
+        "sampler": "ancestral", "steps": steps, "batch": batch, "length": network.length, "seconds": whole,
+        "repeats": repeats, "tokens_per_s": batch * network.length / whole, "seconds_per_step": whole / steps,
+        "measured_steps": measured, "peak_bytes": peak_bytes(device),
+        "parameters": sum(p.numel() for p in network.parameters()),
+    }  # fmt: skip
+
+
+def latency_of_size(
+    size: Size, device: torch.device, processes: Sequence[str], steps: Sequence[int], requests: int, show: Show
+) -> Rows:
+    """How long one text takes, a row for every process and number of steps."""
+    rows: Rows = []
+    for process in processes:
+        show(f"bench: {size.name}-{process} writes one text at a time, {requests} times")
+        writer = writer_of(size, process, device)
+        rows += [latency(writer, config_of(size, process), count, requests) for count in steps]
+    return rows
+
+
+def ratios(rows: Rows) -> Rows:
+    """How many times as fast the product is as the reference arm, and RMDM's throughput over MDLM's."""
+    found = {(row["process"], row["steps"], row["arm"]): row["tokens_per_s"] for row in rows}
+    compared: Rows = []
+    for (process, steps, arm), rate in found.items():
+        if arm == "ours" and (process, steps, "reference") in found:
+            faster = rate / found[process, steps, "reference"]
+            compared.append({"process": process, "steps": steps, "times_as_fast": faster})
+    for (process, steps, arm), rate in found.items():
+        if process == "rmdm" and ("mdlm", steps, arm) in found:
+            compared.append({"arm": arm, "steps": steps, "rmdm_over_mdlm": rate / found["mdlm", steps, arm]})
+    return compared
+
+
+def render(rows: Rows, compared: Rows) -> str:
+    """The table, and a line for each comparison."""
+    titles = [
+        "process", "arm", "steps", "tokens/s", "ms a step", "floor ms", "limit", "times floor", "peak", "seconds",
+    ]  # fmt: skip
+    body = [
+        [
+            row["process"], row["arm"], str(row["steps"]), f"{row['tokens_per_s']:,.0f}",
+            f"{1e3 * row['seconds_per_step']:.2f}", f"{1e3 * row['floor_seconds_per_step']:.3g}", row["floor_limit"],
+            f"{row['times_the_floor']:.2f}", memory(row["peak_bytes"]),
+            f"{row['seconds']:.3f}" + ("" if row["measured_steps"] == row["steps"] else " *"),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    first = rows[0]
+    title = f"{first['size']}: {first['batch']} texts of {first['length']} tokens, vocabulary {first['vocab']:,}"
+    lines = [title, grid([("", each) for each in titles], body)]
+    partly = [row for row in rows if row["measured_steps"] < row["steps"]]
+    if partly:
+        lines.append(f"* inferred from its first {partly[0]['measured_steps']} steps; all of them cost the same")
+    for each in compared:
+        if "rmdm_over_mdlm" in each:
+            lines.append(
+                f"{each['arm']}, {each['steps']} steps: rmdm writes {each['rmdm_over_mdlm']:.3f} times as fast as mdlm"
+            )
+        else:
+            lines.append(
+                f"{each['process']}, {each['steps']} steps: {each['times_as_fast']:.2f} times as fast as the reference "
+                "arm"
+            )
+    return "\n".join(lines)
