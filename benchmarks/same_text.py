@@ -85,7 +85,7 @@ def main() -> None:
             measure(model, sampler, args.steps, args.requests)
         own = own_settings(model.backbone, model.config.sample).sampler
         plain = texts(model, own, args.steps, args.requests, TOGETHER)
-        model.backbone.compile(dynamic=False)
+        model.writer().backbone.compile(dynamic=False)
         compare("compiled against not", texts(model, own, args.steps, args.requests, TOGETHER), plain)
 
 

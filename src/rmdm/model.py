@@ -31,7 +31,7 @@ from rmdm.samplers.generate import BATCH, Writer, autocast, own_settings
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SamplerName, SampleSettings
-from rmdm.samplers.trunk import Trunk
+from rmdm.samplers.trunk import Trunk, with_half_matrices
 
 Callback = Callable[[int, Tensor], None]
 
@@ -192,15 +192,20 @@ class Model:
         """Where it computes."""
         return self.backbone.embed.weight.device
 
-    def writer(self) -> Writer:
-        """What writes with it, in the way it was trained to draw its latents."""
+    def writer(self, *, half: bool = True) -> Writer:
+        """What writes with it, in the way it was trained to draw its latents.
+
+        On a GPU it is for `autocast`, unless `half` is refused.
+        """
         source = self.latents.source if self.backbone.latent is not None else None
-        return Writer(self.backbone, source, self.trunk if self.device.type == "cuda" else None)
+        if self.device.type != "cuda" or not half:
+            return Writer(self.backbone, source)
+        return Writer(self.trunk.backbone, source, self.trunk)
 
     @cached_property
     def trunk(self) -> Trunk:
-        """What was recorded of its backbone, for all its requests."""
-        return Trunk(self.backbone)
+        """Its backbone for writing on a GPU, under autocast, and what was recorded of it for all its requests."""
+        return Trunk(with_half_matrices(self.backbone))
 
     @cached_property
     def latents(self) -> Latents:

@@ -1,5 +1,6 @@
 """What every sampler promises, whatever its law."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -14,7 +15,7 @@ from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_anc
 from rmdm.samplers import confidence as confidence_orders
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE
-from rmdm.samplers.trunk import Trunk, forward
+from rmdm.samplers.trunk import Trunk, forward, with_half_matrices
 from tests.reference.tiny import tiny_backbone
 
 V, L = 6, 8
@@ -282,6 +283,27 @@ def test_samplers_run_in_bfloat16(name):
         chosen = SampleSettings(name, steps=4, top_p=0.9, guidance=guidance)
         got_BL = sample(Denoiser(model, c, guidance), x_BL, row_keys(0, range(9)), chosen)
     assert keeps_what_is_given(x_BL, got_BL)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+@pytest.mark.parametrize("model", [MODEL, LATENT, TIMED])
+def test_matrices_rounded_once_make_the_same_texts(model, tie):
+    model = copy.deepcopy(model)
+    if tie:
+        model.head.weight = model.embed.weight
+    half, x_BL = with_half_matrices(model), torch.full((9, L), MASK)
+    assert half.blocks[0].up.weight.dtype == half.head.weight.dtype == torch.bfloat16
+    assert model.blocks[0].up.weight.dtype == half.embed.weight.dtype == half.norm_scale.dtype == torch.float32
+    texts = []
+    for backbone in (model, half):
+        latent = backbone.latent
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            c = latent(torch.randn(9, 4, 3, generator=torch.Generator().manual_seed(0))) if latent else None
+            name = "analytic" if backbone.time is not None else "ancestral"
+            denoiser = Denoiser(backbone, c, 1.5 if latent else 1.0)
+            how = SampleSettings(name, steps=4, guidance=denoiser.guidance)
+            texts.append(sample(denoiser, x_BL, row_keys(0, range(9)), how))
+    assert torch.equal(*texts)
 
 
 def test_settings_and_denoiser_must_agree_on_guidance():
