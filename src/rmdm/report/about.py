@@ -67,19 +67,29 @@ def size_of(value: float | None) -> str:
 
 
 def settings_tables(arms: Sequence[Arm]) -> list[Part]:
-    """What differs between arms, then what they share, folded."""
+    """What differs between arms, then what only some use and what all share, folded."""
     own = [settings(arm) for arm in arms]
     names = list(dict.fromkeys(name for values in own for name in values))
-    differ = [name for name in names if len({setting(values.get(name)) for values in own}) > 1]
-    shared: list[Cells] = [[name, setting(own[0].get(name))] for name in names if name not in differ]
+    common = [name for name in names if all(name in values for values in own)]
+    differ = [name for name in common if len({setting(values[name]) for values in own}) > 1]
+    shared: list[Cells] = [[name, setting(own[0][name])] for name in common if name not in differ]
+    some: list[Cells] = [
+        [name, *(setting(values[name]) if name in values else NOTHING for values in own)]
+        for name in names
+        if name not in common
+    ]
+    columns = [("", "setting"), *(("", arm.label) for arm in arms)]
     parts: list[Part] = []
     if len(arms) > 1:
-        lines: list[Cells] = [[name, *(setting(values.get(name)) for values in own)] for name in differ]
-        columns = [("", "setting"), *(("", arm.label) for arm in arms)]
-        table = Table("Settings that differ", columns, lines, [f"{len(shared)} other settings are the same."])
+        lines: list[Cells] = [[name, *(setting(values[name]) for values in own)] for name in differ]
+        notes = [f"{len(shared)} other settings are the same."]
+        notes += [f"{len(some)} are of parts that only some arms have: see below."] if some else []
+        table = Table("Settings that differ", columns, lines, notes, is_text=True)
         parts.append(table if lines else Note("The runs have the same settings."))
+    if some:
+        parts.append(Table("Settings that only some arms have", columns, some, is_folded=True, is_text=True))
     title = "Settings that all arms share" if len(arms) > 1 else "Settings"
-    return [*parts, Table(title, [("", "setting"), ("", "value")], shared, is_folded=True)]
+    return [*parts, Table(title, [("", "setting"), ("", "value")], shared, is_folded=True, is_text=True)]
 
 
 def training_section(arms: Sequence[Arm]) -> Section | None:
@@ -97,21 +107,32 @@ def training_parts(arms: Sequence[Arm]) -> list[Part]:
     """Of runs with the same tokens."""
     lines = [Line(arm.label, series(arm.training, "loss"), arm.index, has_markers=False) for arm in arms]
     valid = [Line(arm.label, series(arm.training, "valid_nats"), arm.index) for arm in arms]
-    note = "Mean of each log line's steps."
-    parts: list[Part] = [Plot("Training loss", "step", "nats a token", clipped(lines), note=note)]
+    warning = no_bound_note(arms)
+    note = f"Mean of each log line's steps. {warning}"
+    parts: list[Part] = [Plot("Training loss", "step", "nats a token", clipped(lines), note=note.strip())]
     if any(len(line.points) > 1 for line in valid):
-        note = "Bounds for masked diffusion; for RMDM given each row's own latent, which is no bound."
-        parts.append(Plot("Held-out rows while training", "step", "nats a token", clipped(valid), note=note))
+        parts.append(Plot("Held-out rows while training", "step", "nats a token", clipped(valid), note=warning))
     rows: list[Cells] = []
     for arm in arms:
         loss, held = (last_with(arm.training, key) for key in ("loss", "valid_nats"))
+        figures = [loss.get("loss"), held.get("valid_nats")]
+        said = "no bound" if arm.has_text_latent else ""
         rows.append([
-            name_cell(arm), fixed(loss.get("loss"), 4), fixed(held.get("valid_nats"), 4),
+            name_cell(arm), *(Cell(fixed(figure, 4), said if figure is not None else "") for figure in figures),
             count(held.get("valid_tokens")), count(arm.training[-1].get("step")),
         ])  # fmt: skip
     columns = [("", "arm"), ("nats a token", "last loss"), ("nats a token", "held-out"), ("", "held-out tokens"),
                ("", "step")]  # fmt: skip
-    return [*parts, Table("The end of training", columns, rows)]
+    return [*parts, Table("The end of training", columns, rows, [warning] if warning else [])]
+
+
+def no_bound_note(arms: Sequence[Arm]) -> str:
+    """What figures of training are of: those of an RMDM are given the text's own latent."""
+    given = [arm.label for arm in arms if arm.has_text_latent]
+    if not given:
+        return ""
+    others = " Those of other arms are bounds or exact: the two do not compare." if len(given) < len(arms) else ""
+    return f"{', '.join(given)}: given each row's own latent, which is no bound.{others}"
 
 
 def last_with(rows: Sequence[Row], key: str) -> Row:
@@ -236,7 +257,7 @@ def pictures(arm: Arm) -> list[Part]:
     """What `rmdm latents` drew, if it did."""
     out: list[Part] = []
     for name, title in PICTURES.items():
-        path: Path = arm.run / "latents" / name
+        path: Path = arm.stage_one / "latents" / name
         if path.is_file() and path.stat().st_size <= MOST_PICTURE_BYTES:
             out.append(Picture(f"{arm.label}: {title}", path.read_bytes()))
     return out

@@ -1,13 +1,14 @@
 """GenPPL with entropy against steps, the frontier of both, and figures at equal entropy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rmdm.report.about import name_cell
 from rmdm.report.judges import judge_track
-from rmdm.report.plots import Level, Line, Plot
-from rmdm.report.read import Arm, Row
+from rmdm.report.plots import Level, Line, Plot, ScaleName, Vertical
+from rmdm.report.read import Arm, Row, limited
 from rmdm.report.steps import Track, by_steps, spoken, spread_points, track
-from rmdm.report.table import NOTHING, Cell, Cells, Note, Part, Section, Table, count, estimate, fixed, number
+from rmdm.report.table import NOTHING, Cell, Cells, Note, Part, Section, Table, count, estimate, fixed, number, plural
+from rmdm.report.targets import TOLERANCE, by_target, said_entropy, target_of
 
 REAL = "held-out text"
 
@@ -20,7 +21,7 @@ def gen_section(arms: Sequence[Arm]) -> Section | None:
         some = [arm for arm in arms if arm.of("gen", row="model", evaluator=evaluator)]
         if len(evaluators) > 1:
             parts.append(Note(f"Evaluator {evaluator}: its figures do not compare with another evaluator's."))
-        parts += gen_parts(some, evaluator)
+        parts += gen_parts([limited(arm, "gen", evaluator=evaluator) for arm in some])
     if not parts:
         return None
     lead = (
@@ -48,31 +49,35 @@ def gen_arms(arms: Sequence[Arm]) -> list[tuple[Arm, str, list[Row]]]:
 
 
 def own_rows(arm: Arm) -> list[Row]:
-    """Rows by steps at the settings the arm samples with, or those nearest to them."""
-    found = [rows for _, _, rows in gen_arms([arm])]
+    """Rows by steps at the settings the arm samples with, or those nearest to them, under its first evaluator."""
+    first = next((row["evaluator"] for row in arm.of("gen", row="model")), None)
+    found = [rows for _, _, rows in gen_arms([limited(arm, "gen", evaluator=first)])]
     return min(found, key=lambda rows: abs((rows[0].get("tau") or 0) - (arm.tau or 0)), default=[])
 
 
-def gen_parts(arms: Sequence[Arm], evaluator: str) -> list[Part]:
+def held_out(arms: Sequence[Arm]) -> list[Row]:
+    """Rows about held-out text, each once."""
+    rows = [row for arm in arms for row in arm.of("gen", row="held-out")]
+    return list({(row["gen_ppl"], row["entropy"], row.get("entropy_length")): row for row in rows}.values())
+
+
+def by_length(arms: Sequence[Arm]) -> list[tuple[str, list[Arm]]]:
+    """Arms whose entropies are over the same number of tokens, with what to add to a title where there are several."""
+    lengths = list(dict.fromkeys(row.get("entropy_length") for arm in arms for row in arm.of("gen", row="model")))
+    groups = [[limited(arm, "gen", entropy_length=length) for arm in arms] for length in lengths]
+    titles = [f", over {length} tokens" if len(lengths) > 1 else "" for length in lengths]
+    known = [[arm for arm in group if arm.of("gen", row="model")] for group in groups]
+    return list(zip(titles, known, strict=True))
+
+
+def gen_parts(arms: Sequence[Arm]) -> list[Part]:
     """Plots and tables under one evaluator."""
-    groups, real = gen_arms(arms), [row for arm in arms for row in arm.of("gen", row="held-out")]
-    reference = {(row["gen_ppl"], row["entropy"]): row for row in real}.values()
-    parts: list[Part] = []
-    for key, title, scale in (("gen_ppl", "GenPPL", "log"), ("entropy", "unigram entropy, nats", "linear")):
-        lines = [
-            Line(
-                label,
-                spread_points(rows, "steps", key),
-                arm.index,
-                is_dashed=label != arm.label and rows[0]["tau"] != 1,
-            )
-            for arm, label, rows in groups
-        ]
-        levels = [Level(REAL, row[key], row[f"{key}_low"], row[f"{key}_high"]) for row in reference if row[key]]
-        name = f"{title[0].upper()}{title[1:].split(',')[0]} against steps"
-        note = "Bands: bootstrap 95%."
-        parts.append(Plot(name, "denoising steps", title, lines, levels, "log2", scale, note=note))
-    parts += frontier_plots(arms, reference)
+    lengths = by_length(arms)
+    parts: list[Part] = [steps_plot(arms, "gen_ppl", "GenPPL", "log")]
+    for title, some in lengths:
+        parts.append(steps_plot(some, "entropy", "unigram entropy, nats", "linear", title))
+    for title, some in lengths:
+        parts += frontier_plots(some, title)
     tracks: list[Track] = []
     for arm in arms:
         for _, label, rows in gen_arms([arm]):
@@ -81,17 +86,30 @@ def gen_parts(arms: Sequence[Arm], evaluator: str) -> list[Part]:
         if judges:
             scored = [row for row in arm.of("judge", row="scores", judge=judges[0]) if row.get("steps") is not None]
             tracks.append(judge_track(arm, arm.label, f"judge ({judges[0]})", scored))
+    reference = held_out(arms)
     notes = [
-        gen_note([row for _, _, rows in groups for row in rows]),
+        gen_note([row for _, _, rows in gen_arms(arms) for row in rows]),
         *map(real_note, reference),
         "No GenPPL is marked best where entropies differ; GenPPL at equal entropy compares them.",
     ]
+    if len(lengths) > 1:
+        notes.append("Entropies over different numbers of tokens do not compare, and are drawn apart.")
     parts.append(by_steps("Generation quality by steps (the paper's Table 2)", tracks, notes))
-    matched = [row for arm in arms for row in arm.of("gen", row="matched", evaluator=evaluator)]
-    if matched:
-        parts.append(matched_table(arms, evaluator))
-    parts.append(gen_table(arms, list(reference)))
+    parts += matched_tables(arms)
+    parts.append(gen_table(arms, reference))
     return parts
+
+
+def steps_plot(arms: Sequence[Arm], key: str, name: str, scale: ScaleName, title: str = "") -> Plot:
+    """A figure against steps, with that of held-out text."""
+    lines = [
+        Line(label, spread_points(rows, "steps", key), arm.index, is_dashed=label != arm.label and rows[0]["tau"] != 1)
+        for arm, label, rows in gen_arms(arms)
+    ]
+    known = {row[key]: row for row in held_out(arms) if row[key]}.values()
+    levels = [Level(REAL, row[key], row[f"{key}_low"], row[f"{key}_high"]) for row in known]
+    head = f"{name[0].upper()}{name[1:].split(',')[0]} against steps{title}"
+    return Plot(head, "denoising steps", name, lines, levels, "log2", scale, note="Bands: bootstrap 95%.")
 
 
 def gen_tracks(arm: Arm, label: str, rows: Sequence[Row]) -> list[Track]:
@@ -102,20 +120,32 @@ def gen_tracks(arm: Arm, label: str, rows: Sequence[Row]) -> list[Track]:
     ]
 
 
-def frontier_plots(arms: Sequence[Arm], reference: Iterable[Row]) -> list[Part]:
+MOST_FRONTIERS = 4
+"""Numbers of steps that a frontier is drawn for."""
+
+
+def frontier_plots(arms: Sequence[Arm], title: str = "") -> list[Part]:
     """GenPPL against entropy: along temperature for some numbers of steps, else along the steps."""
     rows = [(arm, row) for arm in arms for row in arm.of("gen", row="model")]
-    real = Line(REAL, spread_points(list(reference), "entropy", "gen_ppl"), None, is_joined=False, has_band=False)
+    points = spread_points(held_out(arms), "entropy", "gen_ppl")
+    real = Line(REAL, points, None, is_joined=False, has_band=False, is_aside=True)
     many = {(arm.index, row["steps"]) for arm, row in rows}
     if len({(arm.index, row["steps"], row.get("tau"), row["temperature"]) for arm, row in rows}) == len(many):
         lines = [
-            Line(label, spread_points(own, "entropy", "gen_ppl"), arm.index, has_band=False)
+            Line(label, spread_points(own, "entropy", "gen_ppl", "steps"), arm.index, has_band=False)
             for arm, label, own in gen_arms(arms)
         ]
-        note = "Each point is a number of steps; lower at the same entropy is better. Whiskers: 95%."
-        return [frontier("GenPPL against entropy", [*lines, real], note)]
+        note = "Beside each point: its number of steps. Lower at the same entropy is better. Whiskers: 95%."
+        return [frontier(f"GenPPL against entropy{title}", [*lines, real], note)]
     steps = sorted({step for _, step in many})
-    chosen = steps if len(steps) <= 4 else [steps[round(k * (len(steps) - 1) / 3)] for k in range(4)]
+    last = MOST_FRONTIERS - 1
+    chosen = steps if len(steps) <= last + 1 else [steps[round(k * (len(steps) - 1) / last)] for k in range(last + 1)]
+    note = "Beside each point: its temperature. Lower at the same entropy is better. Whiskers: 95%."
+    if len(chosen) < len(steps):
+        left = ", ".join(str(step) for step in steps if step not in chosen)
+        note += f" Drawn for {', '.join(map(str, chosen))} steps; {left} are in the table of all figures."
+    matched = {round(row["entropy"], 3) for arm in arms for row in arm.of("gen", row="matched")}
+    verticals = [Vertical("matched entropy", value) for value in sorted(matched)]
     plots: list[Part] = []
     for step in chosen:
         lines = []
@@ -125,16 +155,15 @@ def frontier_plots(arms: Sequence[Arm], reference: Iterable[Row]) -> list[Part]:
                 curve = sorted((row for row in own if row.get("tau") == tau), key=lambda row: row["temperature"])
                 several = len({row.get("tau") for row in own}) > 1
                 label = f"{arm.label}, τ {tau:.3g}" if several and tau is not None else arm.label
-                points, dashed = spread_points(curve, "entropy", "gen_ppl"), several and tau != 1
-                lines.append(Line(label, points, arm.index, is_dashed=dashed, has_band=False))
-        note = "Each point is a temperature; lower at the same entropy is better. Whiskers: 95%."
-        plots.append(frontier(f"Frontier at {step:,} steps", [*lines, real], note))
+                places, dashed = spread_points(curve, "entropy", "gen_ppl", "temperature"), several and tau != 1
+                lines.append(Line(label, places, arm.index, is_dashed=dashed, has_band=False))
+        plots.append(frontier(f"Frontier at {step:,} steps{title}", [*lines, real], note, verticals))
     return plots
 
 
-def frontier(title: str, lines: Sequence[Line], note: str) -> Plot:
+def frontier(title: str, lines: Sequence[Line], note: str, verticals: Sequence[Vertical] = ()) -> Plot:
     """GenPPL over entropy."""
-    return Plot(title, "unigram entropy, nats", "GenPPL", lines, y_scale="log", note=note)
+    return Plot(title, "unigram entropy, nats", "GenPPL", lines, verticals=verticals, y_scale="log", note=note)
 
 
 def real_note(row: Row) -> str:
@@ -156,33 +185,45 @@ def gen_note(rows: Sequence[Row]) -> str:
     )
 
 
-def matched_table(arms: Sequence[Arm], evaluator: str) -> Table:
-    """GenPPL where the entropy is the same."""
+def matched_tables(arms: Sequence[Arm]) -> list[Part]:
+    """GenPPL where the entropy is the same: a table for each entropy, as figures at two do not compare."""
+    groups = by_target(row for arm in arms for row in arm.of("gen", row="matched"))
+    return [matched_table(arms, rows, is_only=len(groups) == 1) for rows in groups]
+
+
+def matched_table(arms: Sequence[Arm], rows: Sequence[Row], *, is_only: bool) -> Table:
+    """GenPPL at one entropy."""
     tracks: list[Track] = []
-    rows: list[Row] = []
     missed: list[str] = []
     for arm in arms:
-        own = arm.of("gen", row="matched", evaluator=evaluator)
-        rows += own
+        own = [row for row in arm.of("gen", row="matched") if any(row is one for one in rows)]
         for along in dict.fromkeys(row["along"] for row in own):
             other = "tau" if along == "temperature" else "temperature"
-            for value in dict.fromkeys(row.get(other) for row in own if row["along"] == along):
+            values = list(dict.fromkeys(row.get(other) for row in own if row["along"] == along))
+            for value in values:
                 some = [row for row in own if row["along"] == along and row.get(other) == value]
                 at = f", {other.replace('tau', 'τ')} {value:.3g}" if isinstance(value, int | float) else ""
-                label, metric = arm.label + at, f"along {along.replace('tau', 'τ')}"
+                label, metric = arm.label + at * (len(values) > 1), f"along {along.replace('tau', 'τ')}"
                 tracks.append(track(arm, label, metric, some, "gen_ppl", lambda value: number(value, 4)))
                 missed += [
-                    f"{label}, {row['steps']} steps, {metric}: entropy reaches {row['reach_low']:.2f} to "
+                    f"{label}, {plural(row['steps'], 'step')}, {metric}: entropy reaches {row['reach_low']:.2f} to "
                     f"{row['reach_high']:.2f} only"
                     for row in some
                     if row["gen_ppl"] is None and row.get("reach_low") is not None
                 ]
-    entropy = ", ".join(dict.fromkeys(f"{row['entropy']:.3f}" for row in rows))
+    target, entropy = target_of(rows[0]), said_entropy(rows)
+    over = f" over the first {target.length} evaluator tokens" if target.length is not None else ""
     notes = [
-        f"Compared at an entropy of {entropy} nats, that of held-out text unless another was asked for; ln GenPPL on "
-        f"the line between two neighbours; evaluator {evaluator}."
+        f"Compared at an entropy of {entropy} nats{over}, that of held-out text unless another was asked for; ln "
+        f"GenPPL on the line between two neighbours; evaluator {target.evaluator}."
     ]
-    return by_steps("GenPPL at equal entropy", tracks, notes + [f"{line}." for line in missed[:12]])
+    if not is_only:
+        notes.append(
+            "Runs were matched to different entropies or lengths, and stand in tables of their own (targets are the "
+            f"same up to {TOLERANCE:g} nats): figures of two tables do not compare."
+        )
+    title = "GenPPL at equal entropy" + ("" if is_only else f", {entropy} nats{over}")
+    return by_steps(title, tracks, notes + [f"{line}." for line in missed[:12]])
 
 
 def gen_table(arms: Sequence[Arm], reference: Sequence[Row]) -> Table:

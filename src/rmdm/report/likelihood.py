@@ -1,9 +1,8 @@
-"""Perplexities with conditional and valid figures beside each other, other sets in bits per byte, and the gap."""
+"""Perplexities with conditional and valid figures beside each other, and other sets in bits per byte."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rmdm.report.about import name_cell
-from rmdm.report.plots import Line, Plot, Point
 from rmdm.report.read import Arm, Row, by_tokenizer
 from rmdm.report.steps import spoken
 from rmdm.report.table import (
@@ -21,6 +20,7 @@ from rmdm.report.table import (
     fixed,
     mark_best,
     number,
+    plural,
     plus_minus,
 )  # fmt: skip
 
@@ -28,8 +28,9 @@ HELD_OUT, LAW = "valid", "true law"
 FIGURES = {
     "conditional": "conditional, no bound",
     "kl": "with the latent's KL",
-    "paper": "the same, paper's prior",
+    "paper": "KL, paper's prior",
     "prior": "latent drawn",
+    "prior paper": "drawn, paper's prior",
     "family": "best of q_a",
     "null": "without a latent",
 }
@@ -71,7 +72,7 @@ def column_of(row: Row) -> str | None:
     if figure == "kl":
         return "kl" if tau == 1 else "paper" if tau == "paper" else None
     if figure in ("prior", "flow"):
-        return "prior" if tau in (None, 1) else None
+        return "prior" if tau in (None, 1) else "prior paper" if tau == "paper" else None
     return figure if figure in FIGURES else None
 
 
@@ -79,12 +80,14 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     """A line an arm; a column a figure."""
     lines: list[tuple[Cell, dict[str, Row]]] = []
     law: Row | None = None
+    named: list[str] = []
     for arm in arms:
         rows = [row for row in arm.of("ppl", set=HELD_OUT, pad=pad) if row["nats"] is not None]
         found = {column: row for row in rows if row["arm"] != LAW and (column := column_of(row)) is not None}
         law = next((row for row in rows if row["arm"] == LAW), law)
         if found:
             lines.append((name_cell(arm), found))
+            named += which_bound(arm, found)
     if not lines:
         return None
     used = [column for column in FIGURES if any(column in found for _, found in lines)]
@@ -94,10 +97,10 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     rows_of: list[Cells] = []
     for (label, _), line, row, mark in zip(lines, cells, best, marked, strict=True):
         own = _ppl(row)
-        bits = _bits(row, is_lossy=False)
+        bits = _bits(row)
         rows_of.append([label, Cell(own.text, own.range, mark.is_best, is_quiet=own.is_quiet), bits, *line])
     if law is not None:
-        known = [_ppl(law), _bits(law, is_lossy=False)]
+        known = [_ppl(law), _bits(law)]
         rows_of.append([Cell("the true law", is_quiet=True), *known, *[NOTHING] * len(used)])
     valid = "bound or exact" if pad != "not counted" else "text's share"
     columns = [
@@ -109,11 +112,17 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     first = [row for _, found in lines for row in found.values()]
     where = {None: "", "counted": ", PAD counted", "not counted": ", PAD not counted"}[pad]
     notes = [
-        f"{spoken(first, 'source')}; {spoken(first, 'rows')} rows, {spoken(first, 'draws')} draws a row, 95% over "
-        f"rows; {spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}.",
-        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the best of q_a (a chosen on other rows), "
-        "else the least of KL and drawn latent at τ = 1.",
+        f"{spoken(first, 'source')}; {plural(spoken(first, 'rows'), 'row')}, {plural(spoken(first, 'draws'), 'draw')} "
+        f"a row, 95% over rows; {spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}.",
+        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the least of three valid bounds on its own "
+        f"law: KL at τ = 1, latent drawn at τ = 1, best of q_a (a chosen on other rows).{''.join(named)}",
     ]
+    if any("conditional" in found for _, found in lines):
+        notes.append(
+            "A bound far above conditional_ppl shows what the latent costs (its KL, or what Jensen's inequality gives "
+            "away where it is drawn), and not how well the network predicts."
+        )
+    notes += lossy_notes(row for row in [*best, law] if row is not None)
     notes += best_note(rows_of)
     if pad == "not counted":
         notes.append(
@@ -133,12 +142,24 @@ def _spread(row: Row) -> Spread:
 
 
 def _comparable(found: dict[str, Row]) -> Row | None:
-    """The figure to compare arms by."""
-    for column in ("own", "family"):
-        if column in found:
-            return found[column]
-    bounds = [found[column] for column in ("kl", "prior") if column in found]
-    return min(bounds, key=lambda row: row["nats"]) if bounds else None
+    """The figure to compare arms by: its own law's, or the least of an RMDM's valid bounds."""
+    column = _comparable_column(found)
+    return None if column is None else found[column]
+
+
+def _comparable_column(found: dict[str, Row]) -> str | None:
+    if "own" in found:
+        return "own"
+    bounds = [column for column in ("kl", "prior", "family") if column in found]
+    return min(bounds, key=lambda column: found[column]["nats"], default=None)
+
+
+def which_bound(arm: Arm, found: dict[str, Row]) -> list[str]:
+    """Which of its bounds an RMDM is compared by."""
+    column = _comparable_column(found)
+    if column is None or column == "own":
+        return []
+    return [f" {arm.label}: {FIGURES[column]}, {plural(count(found[column].get('rows')), 'row')}."]
 
 
 def figures_of(arm: Arm, name: str) -> tuple[Row | None, Row | None]:
@@ -184,17 +205,17 @@ def zero_shot_tables(arms: Sequence[Arm]) -> list[Part]:
 def bytes_table(arms: Sequence[Arm]) -> Table:
     """Bits per byte of every set."""
     rows: list[Cells] = []
-    lossy = {arm.label: row["lossy"] for arm in arms for row in arm.rows["ppl"] if row.get("lossy")}
+    shown: list[Row] = []
     for name in sets_of(arms):
         found = [figures_of(arm, name)[0] for arm in arms]
-        cells = [_bits(row, is_lossy=arm.label in lossy) for arm, row in zip(arms, found, strict=True)]
+        shown += [row for row in found if row is not None]
         spreads = [
-            None if row is None or arm.label in lossy else _bits_spread(row)
-            for arm, row in zip(arms, found, strict=True)
+            None if row is None or row.get("lossy") or row["bits_per_byte"] is None else _bits_spread(row)
+            for row in found
         ]
-        rows.append([HELD_OUT_NAME if name == HELD_OUT else name, *mark_best(cells, spreads)])
+        rows.append([HELD_OUT_NAME if name == HELD_OUT else name, *mark_best([_bits(row) for row in found], spreads)])
     notes = ["Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over rows.", *best_note(rows)]
-    notes += [f"* {label}: not comparable, {why}." for label, why in lossy.items()]
+    notes += lossy_notes(shown)
     if len({arm.config.data.name for arm in arms}) > 1:
         notes.append(
             "Held-out text is each run's own, and the runs have different corpora: that line does not compare them."
@@ -205,11 +226,18 @@ def bytes_table(arms: Sequence[Arm]) -> Table:
 HELD_OUT_NAME = "held-out text"
 
 
-def _bits(row: Row | None, *, is_lossy: bool) -> Cell:
+def lossy_notes(rows: Iterable[Row]) -> list[str]:
+    """What a star means, where there is one."""
+    marked = dict.fromkeys((str(row["arm"]), str(row["lossy"])) for row in rows if row.get("lossy"))
+    return [f"* {name}: bits per byte are not comparable, {why}." for name, why in marked]
+
+
+def _bits(row: Row | None) -> Cell:
     if row is None or row["bits_per_byte"] is None:
         return Cell(NOTHING, is_quiet=True)
     value, low, high = _bits_spread(row)
     cell = estimate(value, low, high, lambda one: fixed(one, 3))
+    is_lossy = bool(row.get("lossy"))
     return Cell(cell.text + "*" * is_lossy, cell.range, is_quiet=is_lossy)
 
 
@@ -251,7 +279,8 @@ def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
             label = Cell("the true law", is_quiet=True) if is_law else name_cell(arm)
             rows.append([
                 label, row["set"], what, row["kind"], row.get("pad") or NOTHING, *(own if with_tokens else []),
-                fixed(row.get("bits_per_byte"), 4), f"{count(row['rows'])} of {count(row.get('set_rows'))}",
+                fixed(row.get("bits_per_byte"), 4) + "*" * bool(row.get("lossy")),
+                f"{count(row['rows'])} of {count(row.get('set_rows'))}",
                 count(row.get("tokens")),
             ])  # fmt: skip
             if row.get("note") and row["note"] not in notes:
@@ -259,95 +288,5 @@ def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
     head = (
         "nats ± 95% over rows; ± draws: standard error of the draws of masks and latents alone." if with_tokens else ""
     )
-    return Table(
-        "All figures of likelihood", columns, rows, [note for note in (head, *notes) if note], is_folded=True, labels=5
-    )
-
-
-def gap_section(arms: Sequence[Arm]) -> Section | None:
-    """T(x_M | x_U) against the size of the block."""
-    known = [arm for arm in arms if arm.rows.get("gap")]
-    if not known:
-        return None
-    parts: list[Part] = []
-    for group in by_tokenizer(known):  # a block of tokens is not the same amount of text for all tokenizers
-        for name in dict.fromkeys(row["set"] for arm in group for row in arm.rows["gap"]):
-            parts += gap_parts(group, name)
-    lead = (
-        "What is lost, in nats, by writing a block of tokens at once instead of one after another, all others given. "
-        "Exact figures apart, it is each model's own estimate: its prediction errors are in it, and it may be negative."
-    )
-    return Section("gap", "The conditional dependency gap", lead, parts)
-
-
-def gap_parts(arms: Sequence[Arm], name: str) -> list[Part]:
-    """Plots of the gap and of what the latent changes, and the table."""
-    lines: list[Line] = []
-    changes: list[Line] = []
-    body: list[Cells] = []
-    exact: dict[int, Row] = {}
-    arms = [arm for arm in arms if arm.of("gap", set=name)]
-    sizes = sorted({row["block"] for arm in arms for row in arm.of("gap", set=name) if row["block"] is not None})
-    notes: list[str] = []
-    for arm in arms:
-        rows = arm.of("gap", set=name)
-        for given in dict.fromkeys(row["given"] for row in rows):
-            own = {row["block"]: row for row in rows if row["given"] == given and row["gap"] is not None}
-            notes += [
-                f"{arm.label}, {given}: {row['note']}." for row in rows if row["given"] == given and row.get("note")
-            ]
-            if given == "exact law":
-                exact |= own
-                continue
-            points = [Point(size, row["gap"], row["low"], row["high"]) for size, row in own.items()]
-            if given == "change":
-                changes.append(Line(arm.label, points, arm.index))
-            else:
-                lines.append(Line(f"{arm.label}, {given}", points, arm.index, is_dashed=given == "with z"))
-            body.append(
-                [
-                    name_cell(arm),
-                    "ΔT: without less with z" if given == "change" else given,
-                    *(_gap(own.get(size)) for size in sizes),
-                ]
-            )
-    if exact:
-        lines.append(
-            Line("exact law", [Point(size, row["gap"], row["low"], row["high"]) for size, row in exact.items()], None)
-        )
-        body.append([Cell("the true law", is_quiet=True), "exact", *(_gap(exact.get(size)) for size in sizes)])
-    where = "held-out text" if name == HELD_OUT else name
-    every = [row for arm in arms for row in arm.of("gap", set=name)]
-    about = (
-        f"{spoken(every, 'source')}; up to {count(max(row['rows'] or 0 for row in every))} rows, "
-        f"{spoken(every, 'orders')} orders; 95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, "
-        f"{spoken(every, 'date')}."
-    )
-    parts: list[Part] = [
-        Plot(
-            f"Gap against block size, {where}",
-            "tokens in the block",
-            "T(x_M | x_U), nats",
-            lines,
-            x_scale="log2",
-            note="Bands: 95% over rows. Hollow: with z.",
-        )
-    ]
-    if changes:
-        note = "ΔT of Proposition 1, row by row: above 0 the latent explains what tokens share."
-        parts.append(
-            Plot(f"What z takes away, {where}", "tokens in the block", "ΔT, nats", changes, x_scale="log2", note=note)
-        )
-    columns = [
-        ("", "arm"),
-        ("", "given"),
-        *(("T(x_M | x_U) in nats, by tokens in the block", str(size)) for size in sizes),
-    ]
-    parts.append(Table(f"The gap on {where}", columns, body, [about, *notes], labels=2))
-    return parts
-
-
-def _gap(row: Row | None) -> Cell:
-    if row is None:
-        return Cell(NOTHING, is_quiet=True)
-    return plus_minus(row["gap"], None if row["error"] is None else 1.96 * row["error"], 3)
+    notes = [head, *notes, *lossy_notes(row for arm in arms for row in arm.rows["ppl"])]
+    return Table("All figures of likelihood", columns, rows, [note for note in notes if note], is_folded=True, labels=5)

@@ -1,9 +1,12 @@
 """What a report could say and does not, with the command that would change it."""
 
+import json
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rmdm.report.read import Arm
+from rmdm.config import ADAPTER, load_config, stage_one_run
+from rmdm.report.read import Arm, flatten
 from rmdm.report.table import escape
 
 
@@ -36,7 +39,7 @@ def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str
         lacking = [arm for arm in group if not has(arm)]
         if lacking:
             some = f" ({', '.join(arm.label for arm in lacking)})" if len(lacking) < len(arms) else ""
-            lines.append((what + some, f"rmdm {verb} {' '.join(str(arm.run) for arm in lacking)}{flags}"))
+            lines.append((what + some, f"rmdm {verb} {' '.join(_word(arm.run) for arm in lacking)}{flags}"))
 
     def other_sets(arm: Arm) -> bool:
         return any(row.get("set") != "valid" for row in arm.rows.get("ppl", []))
@@ -54,30 +57,54 @@ def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str
     if "bench" in VERBS:
         ask("Throughput, and the speed-up at matched quality", "bench sample", arms, lambda arm: arm.rows.get("bench"))
     ask("Perplexity of held-out text, with valid bounds", "eval ppl", arms, lambda arm: arm.of("ppl", set="valid"))
-    sets = " --data wikitext,lm1b,lambada,agnews,pubmed,arxiv"
+    sets = " --data wikitext,lm1b,lambada,agnews,pubmed,arxiv,openwebtext"
     ask("Zero-shot perplexity and bits per byte", "eval ppl", texts, other_sets, sets)
     ask("The conditional dependency gap", "eval gap", masked, lambda arm: arm.rows.get("gap"))
     if not any(arm.config.process == "rmdm" and arm.config.latent.independent for arm in arms):
         lines += independent_arm(arms)
     judged = " --steps 16,64,256 --judge deepseek-v4-flash --judge gemini-3.1-flash-lite"
     ask("Scores by judges", "eval judge", texts, lambda arm: arm.rows.get("judge"), judged)
-    for arm in arms:
-        own = arm.has_text_latent and arm.config.latent.flow is None
-        ask(
-            "How Gaussian the latents are, and how close draws come",
-            "latents",
-            [arm] if own else [],
-            lambda arm: arm.latents,
+    lacking = [arm for arm in arms if arm.has_text_latent and arm.latents is None]
+    for run in dict.fromkeys(stage_one_run(arm.config, arm.run) for arm in lacking):
+        own = [arm.label for arm in lacking if stage_one_run(arm.config, arm.run) == run]
+        some = f" ({', '.join(own)})" if len(own) < len(arms) else ""
+        lines.append(
+            (f"Latent figures: how Gaussian they are, how close draws come{some}", f"rmdm latents {_word(run)}")
         )
     return lines
 
 
+CARRIED = ("seed", "data.", "model.", "optim.", "train.", "sample.", "latent.groups", "latent.dim", "latent.project",
+           "latent.sigma", "latent.dropout", "latent.width")  # fmt: skip
+"""Settings that a control shares with the arm it is the control of."""
+LEFT_OUT = ("data.name", "data.workers", "train.device", "train.init_from")
+
+
 def independent_arm(arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """The preset that would be the control of an RMDM arm, if there is one."""
+    """The preset that would be the control of an RMDM arm, if there is one, with what the arm's run has changed."""
     from rmdm.config import preset_names
 
     for arm in arms:
         name = f"{arm.config.name.removesuffix('-rmdm')}-indep"
         if arm.has_text_latent and name in preset_names():
-            return [("The control with an independent z", f"rmdm run {name} --out {arm.run.parent / name}")]
+            words = ["rmdm run", name, *changes(arm, name), "--out", _word(arm.run.parent / name)]
+            return [("The control with an independent z", " ".join(words))]
     return []
+
+
+def changes(arm: Arm, preset: str) -> list[str]:
+    """Flags that give a preset the data, size and training of a run."""
+    own, base = (flatten(ADAPTER.dump_python(config, mode="json")) for config in (arm.config, load_config(preset)))
+    words: list[str] = []
+    for key, value in own.items():
+        if key.startswith(CARRIED) and key not in LEFT_OUT and value != base.get(key):
+            words += [f"--{key}", _word("null" if value is None else json.dumps(value) if _is_json(value) else value)]
+    return words
+
+
+def _is_json(value: object) -> bool:
+    return isinstance(value, bool | list)
+
+
+def _word(value: object) -> str:
+    return shlex.quote(str(value))

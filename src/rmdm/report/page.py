@@ -12,16 +12,18 @@ from pathlib import Path
 from rmdm.report import paper
 from rmdm.report.ablation import ablation_section
 from rmdm.report.about import arms_section, latents_section, training_section
+from rmdm.report.gap import gap_section
 from rmdm.report.generation import gen_section, own_rows
 from rmdm.report.judges import judge_section
-from rmdm.report.likelihood import gap_section, ppl_section
+from rmdm.report.likelihood import ppl_section
+from rmdm.report.matched import MATCHED, measures, own_stories
 from rmdm.report.missing import Missing, missing
 from rmdm.report.plots import Dots, Plot
 from rmdm.report.read import Arm, Row, read_arms, revision
 from rmdm.report.samples import samples_section
 from rmdm.report.speed import speed_section
 from rmdm.report.stories import share_half, stories_section
-from rmdm.report.table import Note, Section, escape, fixed, number
+from rmdm.report.table import Note, Section, are_apart, escape, estimate, fixed, plural, short_paths
 
 HTML, MARKDOWN = "index.html", "report.md"
 
@@ -94,7 +96,7 @@ def provenance(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     revisions = list(dict.fromkeys(str(arm.meta["revision"]) for arm in arms if arm.meta.get("revision")))
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     facts = [
-        ("runs", ", ".join(str(arm.run) for arm in arms)),
+        ("runs", ", ".join(short_paths(str(arm.run)) for arm in arms)),
         ("trained with", ", ".join([*(f"rmdm {version}" for version in versions), *revisions])),
         ("measured on", ", ".join(devices)),
         ("measured", dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else ""),
@@ -128,22 +130,49 @@ def headlines(arms: Sequence[Arm]) -> list[str]:
 
 def story_headline(arm: Arm, base: Arm) -> list[str]:
     """Consistent stories."""
-    stories = [[row for row in one.rows.get("stories", []) if row["arm"] == one.config.name] for one in (arm, base)]
-    own, other = at_same_steps(stories[0], stories[1], arm.config.sample.steps)
+    own, other = at_same_steps(own_stories(arm), own_stories(base), arm.config.sample.steps)
     if own is None or other is None:
         return []
-    a, b = (f"{100 * row['consistent']:.1f}% ±{share_half(row['consistent'], row['n']):.1f}" for row in (own, other))
-    return [f"In {own['steps']} steps {a} of {arm.label}'s stories are consistent, against {b} of {base.label}'s."]
+    shares = [(100 * row["consistent"], share_half(row["consistent"], row["n"])) for row in (own, other)]
+    a, b = (f"{value:.1f}% ±{half:.1f}" for value, half in shares)
+    spreads = [(value, value - half, value + half) for value, half in shares]
+    doubt = "" if are_apart(spreads[0], spreads[1]) else f": {NO_DIFFERENCE}"
+    steps = plural(own["steps"], "step")
+    return [f"In {steps} {a} of {arm.label}'s stories are consistent, against {b} of {base.label}'s{doubt}."]
+
+
+NO_DIFFERENCE = "no difference beyond the intervals"
 
 
 def gen_headline(arm: Arm, base: Arm) -> list[str]:
-    """GenPPL with entropy."""
+    """GenPPL at equal entropy with its intervals; where there is none, GenPPL with each arm's own entropy."""
+    for mine in [one for one in measures(arm) if one.kind == MATCHED]:
+        for theirs in [one for one in measures(base) if one.kind == MATCHED and mine.apart(one) is None]:
+            both = {point.steps for point in mine.curve} & {point.steps for point in theirs.curve}
+            if not both or mine.target is None:
+                continue
+            at = min(both, key=lambda steps: abs(steps - arm.config.sample.steps))
+            own, other = (next(point for point in one.curve if point.steps == at) for one in (mine, theirs))
+            a, b = (estimate(point.value, point.low, point.high) for point in (own, other))
+            doubt = NO_DIFFERENCE
+            if are_apart((own.value, own.low, own.high), (other.value, other.low, other.high)):
+                doubt = f"{'lower' if own.value < other.value else 'higher'} beyond the intervals"
+            return [
+                f"In {plural(at, 'step')}, at an entropy of {mine.target.entropy:.2f} nats, {arm.label} has GenPPL "
+                f"{a.text} ({a.range or 'no interval'}) and {base.label} {b.text} ({b.range or 'no interval'}): "
+                f"{doubt}. Evaluator {mine.target.evaluator}."
+            ]
     own, other = at_same_steps(own_rows(arm), own_rows(base), arm.config.sample.steps)
     if own is None or other is None or own["evaluator"] != other["evaluator"]:
         return []
-    a, b = (f"{number(row['gen_ppl'], 3)} with entropy {fixed(row['entropy'], 2)}" for row in (own, other))
+    a, b = (
+        f"{cell.text} ({cell.range or 'no interval'}) with entropy {fixed(row['entropy'], 2)}"
+        for row in (own, other)
+        for cell in [estimate(row["gen_ppl"], row.get("gen_ppl_low"), row.get("gen_ppl_high"))]
+    )
     who = f"({base.label}); evaluator {own['evaluator']}"
-    return [f"In {own['steps']} steps GenPPL is {a} ({arm.label}), against {b} {who}."]
+    doubt = "The entropies are not matched, so that this compares nothing yet."
+    return [f"In {plural(own['steps'], 'step')} GenPPL is {a} ({arm.label}), against {b} {who}. {doubt}"]
 
 
 def at_same_steps(own: Sequence[Row], other: Sequence[Row], steps: int) -> tuple[Row | None, Row | None]:

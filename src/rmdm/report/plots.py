@@ -32,6 +32,8 @@ class Point:
     left: float | None = None
     right: float | None = None
     """The interval of x, where it is a figure too."""
+    label: str = ""
+    """Written beside it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Line:
     is_joined: bool = True
     has_band: bool = True
     """Whether intervals are an area along the line; else they are whiskers."""
+    is_aside: bool = False
+    """Whether the y axis need not reach it: what lies far outside is an arrow at the edge with its figure."""
+    shift: float = 0.0
+    """How far to the right it is drawn, so that lines that coincide can be told apart."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,14 @@ class Level:
     y: float
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True)
+class Vertical:
+    """A thin upright line at a figure of x."""
+
+    label: str
+    x: float
 
 
 @dataclass(frozen=True)
@@ -73,10 +87,13 @@ class Plot:
     y_least: float | None = None
     """How far the axis goes at least."""
     note: str = ""
+    verticals: Sequence[Vertical] = ()
 
     def to_html(self) -> str:
         """A figure with its legend and note."""
         key = "".join(_key(line) for line in self.lines if line.points)
+        upright = dict.fromkeys(vertical.label for vertical in self.verticals)
+        key += "".join(f'<li><span class="key upright"></span>{escape(label)}</li>' for label in upright)
         key += "".join(f'<li><span class="key level"></span>{escape(level.label)}</li>' for level in self.levels)
         return _figure_html(self.title, key, self.svg(), self.note)
 
@@ -87,14 +104,19 @@ class Plot:
     def svg(self) -> str:
         """The drawing alone."""
         points = [point for line in self.lines for point in line.points]
-        ys = [y for point in points for y in (point.y, point.low, point.high) if y is not None]
+        main = [point for line in self.lines for point in line.points if not line.is_aside] or points
+        ys = [y for point in main for y in (point.y, point.low, point.high) if y is not None]
         ys += [level.y for level in self.levels]
         ys += [y for y in (self.y_from, self.y_least) if y is not None]
         xs = [x for point in points for x in (point.x, point.left, point.right) if x is not None]
-        across = Scale.around(xs, self.x_scale, LEFT, WIDTH - RIGHT)
+        across = Scale.around(
+            [*xs, *(vertical.x for vertical in self.verticals)], self.x_scale, LEFT, WIDTH - RIGHT, pad=0.05
+        )
         up = Scale.around(ys, self.y_scale, HEIGHT - BOTTOM, TOP, pad=0.06)
+        up = up.widened([point.y for line in self.lines if line.is_aside for point in line.points])
         up = up if self.y_from is None else replace(up, low=self.y_from)
         parts = [*_axes(across, up, self.x, self.y)]
+        parts += [_upright(vertical, across) for vertical in self.verticals]
         parts += [_level(level, up) for level in self.levels]
         parts += [_band(line, across, up) for line in self.lines]
         parts += [_stroke(line, across, up) for line in self.lines]
@@ -123,6 +145,21 @@ class Scale:
             a, b = a - 0.5 * max(1.0, abs(a)) * 0.1, b + 0.5 * max(1.0, abs(b)) * 0.1
         room = pad * (b - a)
         return Scale(name, _figure(name, a - room), _figure(name, b + room), first, last)
+
+    def widened(self, values: Iterable[float], most: float = 0.5) -> "Scale":
+        """The scale with room for more values, as far as that does not make it longer by more than a share."""
+        low, high = _unit(self.name, self.low), _unit(self.name, self.high)
+        room = most * (high - low)
+        for value in values:
+            if math.isfinite(value) and (self.name == "linear" or value > 0):
+                unit = _unit(self.name, value)
+                low = unit - 0.1 * room if low - room < unit < low else low
+                high = unit + 0.1 * room if high < unit < high + room else high
+        return replace(self, low=_figure(self.name, low), high=_figure(self.name, high))
+
+    def holds(self, value: float) -> bool:
+        """Whether a figure lies on the page."""
+        return self.low <= value <= self.high
 
     def at(self, value: float) -> float:
         """The place of a figure, at the edge where it lies outside."""
@@ -229,24 +266,30 @@ def _level(level: Level, up: Scale) -> str:
     return f'{band}<path class="line level" d="M{LEFT} {up.at(level.y):.1f}H{WIDTH - RIGHT}">{title}</path>'
 
 
+def _upright(vertical: Vertical, across: Scale) -> str:
+    title = f"<title>{escape(vertical.label)}: {number(vertical.x, 4)}</title>"
+    return f'<path class="upright" d="M{across.at(vertical.x):.1f} {TOP}V{HEIGHT - BOTTOM}">{title}</path>'
+
+
 def _band(line: Line, across: Scale, up: Scale) -> str:
     """The intervals: an area along the line, or whiskers."""
     known = [
         (point, point.low, point.high) for point in line.points if point.low is not None and point.high is not None
     ]
-    colour = _colour(line.arm)
+    colour, right = _colour(line.arm), line.shift
     if not line.has_band:
-        places = [f"M{across.at(p.x):.1f} {up.at(low):.1f}V{up.at(high):.1f}" for p, low, high in known]
+        inside = [(p, low, high) for p, low, high in known if not line.is_aside or up.holds(p.y)]
+        places = [f"M{across.at(p.x) + right:.1f} {up.at(low):.1f}V{up.at(high):.1f}" for p, low, high in inside]
         places += [
-            f"M{across.at(p.left):.1f} {up.at(p.y):.1f}H{across.at(p.right):.1f}"
+            f"M{across.at(p.left) + right:.1f} {up.at(p.y):.1f}H{across.at(p.right) + right:.1f}"
             for p in line.points
-            if p.left is not None and p.right is not None
+            if p.left is not None and p.right is not None and (not line.is_aside or up.holds(p.y))
         ]
         return f'<path class="whisker {colour}" d="{"".join(places)}"/>' if places else ""
     if len(known) < 2:
         return ""
-    there = [f"{across.at(p.x):.1f} {up.at(high):.1f}" for p, _, high in known]
-    back = [f"{across.at(p.x):.1f} {up.at(low):.1f}" for p, low, _ in reversed(known)]
+    there = [f"{across.at(p.x) + right:.1f} {up.at(high):.1f}" for p, _, high in known]
+    back = [f"{across.at(p.x) + right:.1f} {up.at(low):.1f}" for p, low, _ in reversed(known)]
     return f'<path class="band {colour}" d="M{"L".join([*there, *back])}Z"/>'
 
 
@@ -254,7 +297,7 @@ def _stroke(line: Line, across: Scale, up: Scale) -> str:
     points = _thinned([point for point in line.points if math.isfinite(point.y)])
     if not points:
         return ""
-    colour, places = _colour(line.arm), [(across.at(p.x), up.at(p.y)) for p in points]
+    colour, places = _colour(line.arm), [(across.at(p.x) + line.shift, up.at(p.y)) for p in points]
     out = ""
     if line.is_joined:
         dashed = " dashed" if line.is_dashed else ""
@@ -265,9 +308,29 @@ def _stroke(line: Line, across: Scale, up: Scale) -> str:
             if point.low is not None and point.high is not None:
                 title += f" ({number(point.low, 4)} to {number(point.high, 4)})"
             hollow = " hollow" if line.is_dashed else ""
-            mark = f'<path class="mark {colour}{hollow}" d="{_marker(line.arm, x, y)}">'
-            out += f"{mark}<title>{escape(title)}</title></path>"
+            is_outside = line.is_aside and not up.holds(point.y)
+            shape = _arrow(x, y, point.y < up.low) if is_outside else _marker(line.arm, x, y)
+            out += f'<path class="mark {colour}{hollow}" d="{shape}"><title>{escape(title)}</title></path>'
+            if is_outside:
+                out += _beside(f"{line.label}: {number(point.y, 3)}", x, y - 4 if point.y < up.low else y + 12, colour)
+            elif point.label:
+                above = (line.arm or 0) % 2 == 0  # labels of neighbouring arms on opposite sides
+                out += _beside(point.label, x, y - 4 if above else y + 13, colour, is_left=above)
     return out
+
+
+def _beside(text: str, x: float, y: float, colour: str, *, is_left: bool = False) -> str:
+    """Small words at a point, on the side where there is room."""
+    wide = 7 + 6.5 * len(text)
+    is_left = x - wide > LEFT if is_left else x + wide > WIDTH - 4
+    place = f'x="{x - 7:.1f}" text-anchor="end"' if is_left else f'x="{x + 7:.1f}"'
+    return f'<text class="beside {colour}" {place} y="{y:.1f}">{escape(text)}</text>'
+
+
+def _arrow(x: float, y: float, is_down: bool, r: float = 5.0) -> str:
+    """A triangle that points off the page."""
+    tip, base = (y, y - 2 * r) if is_down else (y, y + 2 * r)
+    return f"M{x:.1f} {tip:.1f}L{x + r:.1f} {base:.1f}L{x - r:.1f} {base:.1f}Z"
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:

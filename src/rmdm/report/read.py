@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,14 @@ class Arm:
     def has_text_latent(self) -> bool:
         """Whether it is an RMDM whose latents come from text."""
         return self.config.process == "rmdm" and not self.config.latent.independent
+
+    @property
+    def stage_one(self) -> Path:
+        """Where its latents are reported: its own folder, or the run whose flow it uses if only that one has it."""
+        flow = self.config.latent.flow
+        if (self.run / "latents" / "report.json").is_file() or not self.has_text_latent or flow is None:
+            return self.run
+        return Path(flow) if (Path(flow) / "latents" / "report.json").is_file() else self.run
 
     @property
     def tau(self) -> float | None:
@@ -118,7 +126,7 @@ def read_arm(index: int, run: Path) -> Arm:
                 arm.stale.append(f"eval/{path.name}")
     arm.training = read_lines(run / "metrics.jsonl")
     arm.flow_training = read_lines(run / "flow" / "metrics.jsonl")
-    arm.latents = read_object(run / "latents" / "report.json") or None
+    arm.latents = read_object(arm.stage_one / "latents" / "report.json") or None
     return arm
 
 
@@ -209,9 +217,19 @@ def by_tokenizer(arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def settings(arm: Arm) -> dict[str, Any]:
-    """Every setting under its dotted name, but for names and places."""
+    """Every setting of the parts that the arm has, under its dotted name, but for names and places."""
     flat = flatten(ADAPTER.dump_python(arm.config, mode="json"))
-    return {key: value for key, value in flat.items() if key not in ("name", "description", "data.dir", "data.workers")}
+    unused = [] if arm.config.process == "rmdm" else [
+        "encoder.", "latent.", "meanflow.", "sample.latent_", "sample.guidance", "sample.draws", "sample.rounds",
+    ]  # fmt: skip
+    unused = unused if arm.has_text_latent else [*unused, "encoder.", "meanflow."]
+    left_out = ("name", "description", "data.dir", "data.workers")
+    return {key: value for key, value in flat.items() if key not in left_out and not key.startswith(tuple(unused))}
+
+
+def limited(arm: Arm, kind: str, **wanted: Any) -> Arm:
+    """The arm with only those rows of a kind that have the wanted values."""
+    return replace(arm, rows=arm.rows | {kind: arm.of(kind, **wanted)})
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rmdm.report.about import name_cell
 from rmdm.report.plots import Point
 from rmdm.report.read import Arm, Row
-from rmdm.report.table import NOTHING, Cell, Cells, Spread, Table, best_note, estimate, mark_best
+from rmdm.report.table import NOTHING, Cell, Cells, Spread, Table, best_note, estimate, mark_best, short_paths
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,17 @@ def track(
     return Track(name_cell(arm, label), metric, cells, is_compared=is_compared)
 
 
-def spread_points(rows: Sequence[Row], x: str, y: str) -> list[Point]:
-    """Points with their intervals; what could not be measured is left out."""
+def spread_points(rows: Sequence[Row], x: str, y: str, label: str | None = None) -> list[Point]:
+    """Points with their intervals, and a setting to write beside them; what could not be measured is left out."""
     known = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
     ends = [f"{name}_{end}" for name in (y, x) for end in ("low", "high")]
-    return [Point(row[x], row[y], *(row.get(end) for end in ends)) for row in known]
+    said = ["" if label is None or row.get(label) is None else f"{row[label]:g}" for row in known]
+    return [
+        Point(row[x], row[y], *(row.get(end) for end in ends), label=text)
+        for row, text in zip(known, said, strict=True)
+    ]
 
 
 def spoken(rows: Iterable[Row], key: str, joint: str = ", ") -> str:
-    """The values that rows have, each once."""
-    return joint.join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None)) or NOTHING
+    """The values that rows have, each once, paths cut short."""
+    return short_paths(joint.join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None))) or NOTHING

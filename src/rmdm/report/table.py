@@ -6,11 +6,18 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 NOTHING = "–"
+SHORT = 16
+"""Lines of a table that is not torn apart in print."""
+WIDE = 10
+"""Columns of a table that is set closer."""
 DOTTED = re.compile(r"[a-z_]+(\.[a-z_0-9]+)+")
 """A setting's name, which may be broken at its dots."""
+ABSOLUTE = re.compile(r"(?<![\w./:-])/(?:[^\s/,;]+/)+[^\s/,;]+")
+"""A path from the root on, of two parts or more."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +48,19 @@ class Table:
     is_folded: bool = False
     labels: int = 1
     """Columns on the left that name the row."""
+    is_text: bool = False
+    """Whether cells are words, which may be broken where there is no room."""
 
     def to_html(self) -> str:
-        """A table that scrolls sideways where there is no room, its notes below."""
-        body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title)}"><table>'
+        """A table that scrolls sideways where there is no room, its notes below; a short one is printed on one page."""
+        kind = " class=words" if self.is_text else " class=wide" if len(self.columns) >= WIDE else ""
+        body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title)}"><table{kind}>'
         body += f"<thead>{self._head()}</thead><tbody>{''.join(self._lines())}</tbody></table></div>"
         notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
         if self.is_folded:
             return f"<details><summary>{escape(self.title)}</summary>{body}{notes}</details>"
-        return f"<div class=table><h3>{escape(self.title)}</h3>{body}{notes}</div>"
+        short = " short" if len(self.rows) <= SHORT else ""
+        return f'<div class="table{short}"><h3>{escape(self.title)}</h3>{body}{notes}</div>'
 
     def to_markdown(self) -> str:
         """A GitHub table, group headings put before the columns'."""
@@ -61,20 +72,19 @@ class Table:
         return f"### {self.title}\n\n{table}{notes}"
 
     def _head(self) -> str:
-        lines = ""
-        if any(group for group, _ in self.columns):
-            groups = [(group, len(list(of))) for group, of in itertools.groupby(group for group, _ in self.columns)]
-            cells = "".join(
-                f'<th colspan={span} class="group">{escape(group)}</th>' if group else f"<td colspan={span}></td>"
-                for group, span in groups
-            )
-            lines += f"<tr>{cells}</tr>"
+        """Two lines where columns are grouped: what has no group stands in both."""
         kinds = ["label" if k < self.labels else "figure" for k in range(len(self.columns))]
-        titles = (
-            f'<th scope=col class="{kind}">{escape(title)}</th>'
-            for kind, (_, title) in zip(kinds, self.columns, strict=True)
-        )
-        return f"{lines}<tr>{''.join(titles)}</tr>"
+        is_grouped = any(group for group, _ in self.columns)
+        above = below = ""
+        for group, members in itertools.groupby(zip(kinds, self.columns, strict=True), key=lambda one: one[1][0]):
+            titles = [(kind, escape(title)) for kind, (_, title) in members]
+            if is_grouped and group:
+                above += f'<th colspan={len(titles)} scope=colgroup class="group">{escape(group)}</th>'
+                below += "".join(f'<th scope=col class="{kind}">{title}</th>' for kind, title in titles)
+            else:
+                span = " rowspan=2" if is_grouped else ""
+                above += "".join(f'<th{span} scope=col class="{kind} last">{title}</th>' for kind, title in titles)
+        return f"<tr>{above}</tr><tr>{below}</tr>" if is_grouped else f"<tr>{above}</tr>"
 
     def _lines(self) -> Iterable[str]:
         before = None
@@ -180,6 +190,22 @@ def count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
+def plural(value: object, name: str) -> str:
+    """A count with its noun: 1 row, 2 rows."""
+    return f"{value} {name}" if str(value) == "1" else f"{value} {name}s"
+
+
+def short_paths(text: str) -> str:
+    """Text with absolute paths from the working directory on, or by their last two parts: the rest is private."""
+    here = f"{Path.cwd()}/"
+
+    def shorten(found: re.Match[str]) -> str:
+        path = found.group()
+        return path.removeprefix(here) if path.startswith(here) else "/".join(path.split("/")[-2:])
+
+    return ABSOLUTE.sub(shorten, text)
+
+
 def setting(value: object) -> str:
     """A setting as people write it."""
     if value is None:
@@ -188,7 +214,7 @@ def setting(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return ", ".join(map(setting, value)) if isinstance(value, list) else str(value)
+    return ", ".join(map(setting, value)) if isinstance(value, list) else short_paths(str(value))
 
 
 def estimate(
@@ -212,25 +238,33 @@ Spread = tuple[float, float | None, float | None]
 
 
 def mark_best(cells: Sequence[Cell], spreads: Sequence[Spread | None], *, higher: bool = False) -> list[Cell]:
-    """The cells with the best in bold, if there is more than one and its interval overlaps no other's."""
+    """The cells with the best in bold, if there is more than one and its interval overlaps no other's.
+
+    A figure without an interval, or with one of no width, may lie anywhere: then none is marked.
+    """
     known = [(k, spread) for k, spread in enumerate(spreads) if spread is not None]
     out = list(cells)
-    if len(known) < 2:
+    if len(known) < 2 or not all(has_width(spread) for _, spread in known):
         return out
     sign = -1 if higher else 1
-    best, (value, low, high) = min(known, key=lambda one: sign * one[1][0])
-    edge = value if low is None or high is None else low if higher else high
-    others = [_near(spread, higher) for k, spread in known if k != best]
-    if all((edge > other) if higher else (edge < other) for other in others):
+    best, spread = min(known, key=lambda one: sign * one[1][0])
+    if all(are_apart(spread, other) for k, other in known if k != best):
         out[best] = replace(out[best], is_best=True)
     return out
 
 
-def _near(spread: Spread, higher: bool) -> float:
-    """The end of an interval that lies nearer to a better figure."""
-    value, low, high = spread
-    end = high if higher else low
-    return value if end is None else end
+def has_width(spread: Spread) -> bool:
+    """Whether a figure has an interval that says something."""
+    _, low, high = spread
+    return low is not None and high is not None and high > low
+
+
+def are_apart(a: Spread, b: Spread) -> bool:
+    """Whether two figures differ beyond their intervals, which both must have."""
+    (_, low, high), (_, other_low, other_high) = a, b
+    if low is None or high is None or other_low is None or other_high is None:
+        return False
+    return has_width(a) and has_width(b) and (high < other_low or other_high < low)
 
 
 def best_note(rows: Iterable[Iterable[Cell | str]]) -> list[str]:

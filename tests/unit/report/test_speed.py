@@ -2,10 +2,22 @@
 
 import pytest
 
+from rmdm.report.matched import Quality, gain, monotone, pooled, rate_at, reach, targets
+from rmdm.report.plots import Plot
 from rmdm.report.read import read_arms
-from rmdm.report.speed import Quality, rate_at, reach, speed_section
-from rmdm.report.table import Cell, Table
-from tests.unit.report.runs import bench_rows, full_runs, gen_rows, make_run, save_rows, story_runs
+from rmdm.report.speed import speed_section
+from rmdm.report.table import Cell, Note, Table
+from tests.release import byte_tokenizer, save_release
+from tests.unit.report.runs import (
+    bench_rows,
+    full_runs,
+    gen_rows,
+    make_run,
+    ppl_rows,
+    save_rows,
+    story_rows,
+    story_runs,
+)
 
 
 def power(scale: float, *steps: float) -> list[Quality]:
@@ -102,3 +114,158 @@ def test_throughput_of_stories_has_their_consistency_beside_it(tmp_path):
         "40.0",
         "42.0",
     ]
+
+
+def fewer(point: Quality, curve: list[Quality]) -> Cell:
+    """The factor of fewer steps."""
+    return gain(point, curve, lambda steps, _: point.steps / steps)
+
+
+def banded(scale: float, share: float, *steps: int) -> list[Quality]:
+    """GenPPL = scale / sqrt(steps) with an interval."""
+    return [Quality(s, v, v * (1 - share), v * (1 + share)) for s in steps for v in [scale / s**0.5]]
+
+
+def test_ends_of_a_factor_have_its_digits_and_say_when_they_are_cut_off():
+    # 100 / sqrt(s) against 200 / sqrt(s): four times fewer steps.
+    point = Quality(64, 25.0, 24.0, 26.0)
+    found = fewer(point, banded(100, 0.02, 4, 8, 16, 32))
+    assert (found.text, found.is_quiet) == ("4.00×", False)
+    low, high = 64 * (24.0 / 102) ** 2, 64 * (26.0 / 98) ** 2
+    assert found.range == f"{low:.2f} to {high:.2f}"
+    # The upper end is reached at the fewest steps measured, so that it is only known to be at least this.
+    assert fewer(point, banded(100, 0.02, 16, 32)).range == f"{low:.2f} to ≥ 4.00"
+    # The lower end is not reached in the steps measured.
+    open_below = fewer(point, banded(100, 0.02, 4, 8, 16))
+    assert (open_below.range, open_below.is_quiet) == (f"? to {high:.2f}, unclear", True)
+
+
+def test_a_factor_whose_range_holds_one_is_grey():
+    same = fewer(Quality(16, 25.0, 23.0, 27.0), banded(100, 0.05, 4, 8, 16, 32))
+    assert (same.text, same.is_quiet) == ("1.00×", True)
+    assert same.range.endswith(", unclear")
+    slower = fewer(Quality(4, 25.0, 24.0, 26.0), banded(100, 0.02, 4, 8, 16, 32))
+    assert (slower.text, slower.is_quiet) == ("0.25×", False)
+    assert fewer(Quality(16, 25.0), banded(100, 0.05, 4, 64)).range == "no interval"
+
+
+def test_curves_that_rise_are_pooled_first():
+    assert pooled([8.0, 1.0, 4.0]) == pytest.approx([8.0, 2.0, 2.0])
+    assert pooled([1.0, 2.0, 4.0]) == pytest.approx([2.0, 2.0, 2.0])
+    curve = [Quality(s, v, 0.9 * v, 1.1 * v) for s, v in ((32, 283.0), (64, 262.0), (128, 279.0))]
+    fitted = monotone(curve)
+    assert [point.value for point in fitted] == pytest.approx([283.0, (262 * 279) ** 0.5, (262 * 279) ** 0.5])
+    assert all(point.low < point.value < point.high for point in fitted if point.low and point.high)
+    assert [point.steps for point in targets(fitted)] == [64, 32]  # 128 steps reach no more than 64
+
+
+def two_runs(tmp_path, mine: list, theirs: list):
+    return [make_run(tmp_path / "mdlm", "mdlm", gen=theirs), make_run(tmp_path / "rmdm", "rmdm", gen=mine)]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"entropy_at": 4.3}, "the matched entropies differ (4.140 and 4.300 nats)"),
+        ({"length": 90}, "entropies are taken over 100 and 90 tokens"),
+        ({"evaluator": "gpt2"}, "the evaluators differ (tiny-gpt2, gpt2)"),
+    ],
+)
+def test_a_speed_up_that_is_left_out_is_explained(tmp_path, other, why):
+    section = speed_section(read_arms(two_runs(tmp_path, gen_rows("rmdm", **other), gen_rows("mdlm"))))
+    assert section is not None
+    (note,) = section.parts
+    assert isinstance(note, Note)
+    assert "Table 4" in note.text
+    assert why in note.text
+
+
+def test_entropies_that_differ_by_a_hair_are_the_same_target(tmp_path):
+    mine, theirs = gen_rows("rmdm", entropy_at=4.166), gen_rows("mdlm", entropy_at=4.164)
+    assert matched(read_arms(two_runs(tmp_path, mine, theirs)), "wiki-small-rmdm against wiki-small-mdlm").rows
+
+
+def test_the_spread_of_the_throughput_widens_the_range(tmp_path):
+    runs = full_runs(tmp_path)
+    plain = matched(read_arms(runs), "wiki-small-rmdm against")
+    for run, kind in zip(runs, ("mdlm", "rmdm", "indep"), strict=True):
+        ends = [(row, row["tokens_per_s"]) for row in bench_rows(kind)]
+        spread = [row | {"tokens_per_s_low": 0.9 * rate, "tokens_per_s_high": 1.1 * rate} for row, rate in ends]
+        save_rows(run, "bench", spread)
+    wide = matched(read_arms(runs), "wiki-small-rmdm against")
+    assert any("its spread was not measured and is not in the range" in note for note in plain.notes)
+    assert any("its spread is in the range" in note for note in wide.notes)
+    before, after = (
+        [float(end.removeprefix("≥ ").removesuffix(", unclear")) for end in cell.range.split(" to ")]
+        for table in (plain, wide)
+        if isinstance(cell := table.rows[1][-1], Cell)
+    )
+    assert after[0] == pytest.approx(before[0] * 0.9 / 1.1, abs=0.01)
+    assert after[1] == pytest.approx(before[1] * 1.1 / 0.9, abs=0.01)
+
+
+def test_latency_is_drawn_and_the_latents_draw_has_its_column(tmp_path):
+    section = speed_section(read_arms(full_runs(tmp_path)))
+    assert section is not None
+    latency = next(part for part in section.parts if isinstance(part, Plot) and part.title.startswith("Latency"))
+    assert latency.lines[0].points[0].y == pytest.approx(1e3 * 1024 / 1e6)
+    table = next(part for part in section.parts if isinstance(part, Table) and "Table 10" in part.title)
+    names = [title for _, title in table.columns]
+    own = [row[names.index("ms latent")] for row in table.rows if isinstance(row[0], Cell) and "rmdm" in row[0].text]
+    assert own == ["1.50"] * 6
+    assert table.rows[0][names.index("weights")] == f"{8e7 / 2**20:.0f}"
+
+
+def mixed_runs(tmp_path, *, with_bytes: bool):
+    """Two tokenizers; a token of the second is half as long."""
+    runs = [save_release(tmp_path / "words"), save_release(tmp_path / "bytes", tokenizer=byte_tokenizer())]
+    for run, factor in zip(runs, (1.0, 0.5), strict=True):
+        save_rows(run, "gen", gen_rows("mdlm"))
+        save_rows(run, "bench", bench_rows("mdlm"))
+        if with_bytes:
+            save_rows(run, "ppl", [row | {"bytes": factor * row["bytes"]} for row in ppl_rows("mdlm")])
+    return read_arms(runs)
+
+
+def test_throughput_of_different_tokenizers_is_compared_by_bytes(tmp_path):
+    section = speed_section(mixed_runs(tmp_path, with_bytes=True))
+    assert section is not None
+    plot = next(part for part in section.parts if isinstance(part, Plot) and part.title.startswith("Throughput"))
+    assert plot.y == "bytes a second"
+    words, small = (line.points[0].y for line in plot.lines)
+    assert words == pytest.approx(2 * small)
+    table = next(part for part in section.parts if isinstance(part, Table) and "Table 4" in part.title)
+    assert [title for _, title in table.columns].count("bytes/s") == 2
+    speed = table.rows[-1][-1]
+    assert isinstance(speed, Cell)
+    assert speed.text.endswith("0.50×")
+
+
+def test_throughput_of_different_tokenizers_gives_no_speed_up_without_bytes(tmp_path):
+    section = speed_section(mixed_runs(tmp_path, with_bytes=False))
+    assert section is not None
+    table = next(part for part in section.parts if isinstance(part, Table) and "Table 4" in part.title)
+    assert "speed-up" not in [title for _, title in table.columns]
+    assert any("different tokenizers" in note for note in table.notes)
+    assert sum(isinstance(part, Plot) and part.title.startswith("Throughput") for part in section.parts) == 2
+
+
+def test_stories_count_before_genppl(tmp_path):
+    runs = story_runs(tmp_path)
+    for run, kind in zip(runs, ("mdlm", "rmdm"), strict=True):
+        save_rows(run, "gen", gen_rows(kind))
+        save_rows(run, "bench", bench_rows(kind))
+    section = speed_section(read_arms(runs))
+    assert section is not None
+    titles = [part.title for part in section.parts if isinstance(part, Table) and "Table 4" in part.title]
+    assert titles == [
+        "storyworld-mini against storyworld-mini-mdlm at matched quality: consistent stories, % (the paper's Table 4)"
+    ]
+    table = next(part for part in section.parts if isinstance(part, Table) and "Table 10" in part.title)
+    assert [title for _, title in table.columns][2] == "consistent %"
+
+
+def test_genppl_is_matched_where_stories_were_not_measured(tmp_path):
+    runs = [make_run(tmp_path / kind, kind, "storyworld", gen=gen_rows(kind)) for kind in ("mdlm", "rmdm")]
+    save_rows(runs[0], "stories", story_rows("mdlm"))
+    assert "GenPPL at entropy" in matched(read_arms(runs), "storyworld-mini against").title

@@ -1,8 +1,10 @@
 """Figures in words, and tables as HTML and Markdown."""
 
+from html.parser import HTMLParser
+
 import pytest
 
-from rmdm.report.table import Cell, Table, estimate, mark_best, number
+from rmdm.report.table import Cell, Table, estimate, mark_best, number, plural, short_paths
 
 
 @pytest.mark.parametrize(
@@ -39,8 +41,9 @@ def test_markdown_has_one_header_and_as_many_cells_in_every_line():
         ([(1.0, 0.8, 1.2), (2.0, 1.8, 2.2)], False, 0),
         ([(1.0, 0.8, 1.2), (2.0, 1.8, 2.2)], True, 1),
         ([(1.0, 0.8, 1.9), (2.0, 1.8, 2.2)], False, None),  # the intervals overlap
-        ([(1.0, None, None), (2.0, None, None)], False, 0),
-        ([(1.0, None, None), (1.0, None, None)], False, None),
+        ([(1.0, None, None), (2.0, None, None)], False, None),  # without intervals nothing is known to be apart
+        ([(1.0, 1.0, 1.0), (2.0, 1.8, 2.2)], False, None),  # one of no width is none
+        ([(1.0, 0.8, 1.2), (2.0, None, None)], False, None),
         ([(1.0, 0.8, 1.2), None], False, None),  # nothing to be better than
     ],
 )
@@ -48,3 +51,37 @@ def test_the_best_is_marked_only_where_no_interval_overlaps(spreads, higher, bes
     cells = [estimate(1.0, None, None) for _ in spreads]
     marked = mark_best(cells, spreads, higher=higher)
     assert [k for k, cell in enumerate(marked) if cell.is_best] == ([] if best is None else [best])
+
+
+def test_every_line_of_a_grouped_head_has_as_many_columns_as_the_table():
+    class Head(HTMLParser):
+        """Counts columns, line by line; what spans two lines counts in both."""
+
+        lines: list[int]
+
+        def handle_starttag(self, tag, attrs):
+            """Note a line or a heading."""
+            found = dict(attrs)
+            if tag == "tr":
+                self.lines.append(self.carried if self.lines else 0)
+            elif tag in ("th", "td") and len(self.lines) <= 2:
+                self.lines[-1] += int(found.get("colspan") or 1)
+                self.carried += found.get("rowspan") == "2"
+
+    columns = [("", "arm"), ("", "kind"), ("trained", "steps"), ("trained", "rows"), ("", "corpus")]
+    head = Head()
+    head.lines, head.carried = [], 0
+    head.feed(Table("t", columns, [["a", "b", "1", "2", "c"]]).to_html())
+    assert head.lines[:2] == [5, 5]
+    assert "<td" not in Table("t", columns, []).to_html()  # no empty band above what has no group
+
+
+def test_private_parts_of_paths_are_not_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert short_paths("held out of /root/stash/wiki/texts; 5") == "held out of wiki/texts; 5"
+    assert short_paths(f"{tmp_path}/runs/a") == "runs/a"
+    assert short_paths("runs/a/b, tokens/s, 1/2, https://a.b/c/d") == "runs/a/b, tokens/s, 1/2, https://a.b/c/d"
+
+
+def test_one_is_singular():
+    assert [plural(value, "row") for value in (1, "1", 2, "1,024")] == ["1 row", "1 row", "2 rows", "1,024 rows"]
