@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rmdm.backbone.dropout import dropout
 from rmdm.backbone.latent import Latent
@@ -182,6 +183,7 @@ class DiT(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         self.places = nn.Parameter(torch.empty(length, config.width)) if config.learned_positions else None
+        self.recompute = False  # whether the backward pass computes the blocks again instead of keeping what they held
         self.reset_parameters()
 
     @torch.no_grad()
@@ -227,7 +229,12 @@ class DiT(nn.Module):
             h_BLD = h_BLD + self.places[start : start + x_BL.shape[1]]
         h_BLD = h_BLD.to(self.compute_dtype)
         for layer, block in enumerate(self.blocks):
-            h_BLD = block(h_BLD, cos, sin, noise_key_B, cache, c_BGC, six[layer] if six is not None else None)
+            inputs = (h_BLD, cos, sin, noise_key_B, cache, c_BGC, six[layer] if six is not None else None)
+            if self.recompute and self.training and torch.is_grad_enabled():
+                # Every draw is a function of its key, so there is no generator whose state would have to be put back.
+                h_BLD = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                h_BLD = block(*inputs)
         if cache is not None:
             cache.filled += x_BL.shape[1]
         return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)

@@ -98,7 +98,9 @@ class LanguageTask:
 
     def build(self) -> Objective:
         """The objective around an untrained backbone."""
-        return Objective(build_backbone(self.config, self.corpus.tokenizer.size))
+        backbone = build_backbone(self.config, self.corpus.tokenizer.size)
+        backbone.recompute = self.config.train.recompute
+        return Objective(backbone)
 
     def warm_start(self, module: Objective) -> None:
         """The weights of `train.init_from`, if the config names one."""

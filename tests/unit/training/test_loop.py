@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 
+from rmdm.backbone.dit import Block
 from rmdm.data.prepare import prepare
 from rmdm.errors import CheckpointError, ConfigError, TrainingError
 from rmdm.hub import load_model
@@ -44,6 +45,28 @@ def test_micro_batches_change_nothing_but_rounding(shards, tmp_path):
     whole, _ = run(small_config(), tmp_path / "a", shards)
     parts, _ = run(small_config(micro_batch=4), tmp_path / "b", shards)
     assert parts.loss == pytest.approx(whole.loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("process", ["mdlm", "sedd", "ar"])
+def test_blocks_that_are_computed_again_change_nothing(process, shards, tmp_path, monkeypatch):
+    counts = []
+    real = Block.forward
+
+    def forward(self, *args, **kwargs):
+        counts[-1] += torch.is_grad_enabled()
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Block, "forward", forward)
+    weights = []
+    for recompute in (False, True):
+        counts.append(0)
+        config = small_config(process, steps=4, recompute=recompute, sample_every=0)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.1))
+        out = tmp_path / str(recompute)
+        run(config, out, shards)
+        weights.append(load_model(out).backbone.state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert counts[1] == 2 * counts[0] > 0
 
 
 def test_the_released_model_holds_the_averaged_weights(shards, tmp_path):
