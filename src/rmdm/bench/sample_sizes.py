@@ -15,19 +15,12 @@ from rmdm.bench.machine import Machine, clear, dtype, forget_peak, memory, peak_
 from rmdm.bench.reference import PlainNetwork, plain_sample
 from rmdm.bench.sample import bench, latency
 from rmdm.bench.sizes import Size
-from rmdm.bench.workload import config_of, random_backbone
+from rmdm.bench.workload import random_model
 from rmdm.errors import ConfigError
 from rmdm.evaluation.record import Rows
 from rmdm.kinds import Show
-from rmdm.samplers.generate import Writer
-from rmdm.samplers.latents import LatentSource
+from rmdm.model import Model
 from rmdm.tables import grid
-
-
-def writer_of(size: Size, process: str, device: torch.device) -> Writer:
-    """A model of random weights, with the prior of its latent."""
-    backbone = random_backbone(size, process, device)
-    return Writer(backbone, LatentSource(backbone.latent) if backbone.latent is not None else None)
 
 
 def bench_sizes(
@@ -37,15 +30,16 @@ def bench_sizes(
     """A row for every process, number of steps and arm."""
     rows: Rows = []
     for process in processes:
-        writer, config = writer_of(size, process, machine.device), config_of(size, process)
+        model = random_model(size, process, machine.device)
         for count in steps:
             for arm in arms:
                 show(f"bench: {arm}, {process}, {batch} texts, {count} steps")
                 try:
                     if arm == "ours":
-                        measured = bench(writer, config, count, batch, repeats) | {"measured_steps": count}
+                        row = bench(model.writer(), model.config, count, batch, repeats)
+                        measured = row | {"measured_steps": count}
                     else:
-                        measured = time_reference(writer, count, batch, repeats, min(count, reference_steps))
+                        measured = time_reference(model, count, batch, repeats, min(count, reference_steps))
                 except torch.cuda.OutOfMemoryError:
                     show(f"bench: {arm}, {process} left out: {batch} texts do not fit in memory; lower --batch")
                     continue
@@ -58,16 +52,16 @@ def bench_sizes(
                     | {"size": size.name, "vocab": size.vocab, "process": process, "arm": arm, **figures}
                     | {"floor_seconds_per_step": figures["floor_seconds"] / count, **machine.facts}
                 )
-        del writer
+        del model
         clear(machine.device)
     if not rows:
         raise ConfigError(f"--batch {batch} does not fit in memory in any arm; use a smaller one")
     return rows
 
 
-def time_reference(writer: Writer, steps: int, batch: int, repeats: int, measured: int) -> dict[str, Any]:
+def time_reference(model: Model, steps: int, batch: int, repeats: int, measured: int) -> dict[str, Any]:
     """The plain sampler, timed over its first steps: all of them cost the same."""
-    network, device = PlainNetwork(writer.backbone).eval(), writer.backbone.embed.weight.device
+    network, device, writer = PlainNetwork(model.backbone).eval(), model.device, model.writer()
     zt_BGd = writer.draw(writer.blank(batch, 0)[1])
     plain_sample(network, batch, steps, zt_BGd=zt_BGd, first=1)
     forget_peak(device)
@@ -91,8 +85,8 @@ def latency_of_size(
     rows: Rows = []
     for process in processes:
         show(f"bench: {size.name}-{process} writes one text at a time, {requests} times")
-        writer = writer_of(size, process, device)
-        rows += [latency(writer, config_of(size, process), count, requests) for count in steps]
+        model = random_model(size, process, device)
+        rows += [latency(model.writer(), model.config, count, requests) for count in steps]
     return rows
 
 

@@ -1,15 +1,16 @@
 """What is measured on: models of a size with random weights, random rows and random latents."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from rmdm.backbone.dit import DiT
 from rmdm.bench.sizes import Size
 from rmdm.config import Config, DataConfig, LatentConfig, ModelConfig, OptimConfig, TrainConfig
 from rmdm.hub import build_backbone
+from rmdm.model import Model
 from rmdm.training.language import Corpus, LanguageTask
 
 DRAWN = 0.02
@@ -76,11 +77,13 @@ def training_task(size: Size, process: str, batch: int, steps: int) -> LanguageT
     return LanguageTask(config_of(size, process, batch, steps), Corpus(rows, None, tokenizer), latents=latents)
 
 
-def random_backbone(size: Size, process: str, device: torch.device) -> DiT:
-    """An untrained model whose output is not constant."""
-    backbone = build_backbone(config_of(size, process), size.vocab)
+def random_model(size: Size, process: str, device: torch.device) -> Model:
+    """A model as it is loaded, but with random weights; its output is not constant, and its latent has its prior."""
+    config = config_of(size, process)
+    backbone = build_backbone(config, size.vocab)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.add_(DRAWN * torch.randn(parameter.shape, generator=generator))
-    return backbone.to(device).eval()
+    tokenizer: Any = SimpleNamespace(size=size.vocab, mask_id=size.vocab)
+    return Model(backbone.to(device).eval(), tokenizer, config, 0, Path())
