@@ -1,6 +1,8 @@
 """The whole report: one page that stands alone, Markdown with the same figures, and nothing compared that cannot be."""
 
 import base64
+import dataclasses
+import json
 import re
 import shlex
 from html.parser import HTMLParser
@@ -8,10 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from rmdm.cli import VERBS, Parser, add_json
+from rmdm.cli import VERBS, Parser, add_json, read_overrides, resolve_config
+from rmdm.config import load_config, save_config
 from rmdm.report.page import write_report
 from tests.release import byte_tokenizer, save_release
-from tests.unit.report.runs import full_runs, gap_rows, gen_rows, make_run, ppl_rows, save_rows, story_runs
+from tests.unit.report.runs import (
+    around,
+    full_runs,
+    gap_rows,
+    gen_rows,
+    latents_report,
+    make_run,
+    ppl_rows,
+    save_rows,
+    story_runs,
+)
 
 VOID = {"meta", "img", "br", "wbr"}
 
@@ -162,7 +175,8 @@ def test_what_is_missing_is_said_with_a_command_that_works(stories, tmp_path):
         add_json(parser)
         VERBS[verb].flags(parser)
         _, rest = parser.parse_known_args(words)
-        assert not VERBS[verb].takes_config or len(rest) == 1, what
+        if VERBS[verb].takes_config:  # a preset and settings
+            resolve_config(rest[0], read_overrides(rest[1:], set()))
         assert VERBS[verb].takes_config or not rest, what
     said = dict(bare.missing)
     assert "rmdm eval gap" in page
@@ -200,6 +214,139 @@ def test_names_of_a_run_cannot_become_markup(tmp_path):
     run = make_run(tmp_path / "a", "mdlm", gen=gen_rows("mdlm", evaluator="<img src=x onerror=alert(1)>"))
     page = parsed(write_report([run], tmp_path / "<b>" / "report").html)
     assert "img" not in page.tags
+
+
+def test_the_paper_s_prior_has_its_own_bound(full):
+    head, _, *lines = table_of(full.markdown, "Held-out perplexity (the paper's Table 1)")
+    rmdm = next(line for line in lines if line.startswith("| wiki-small-rmdm"))
+    cells = dict(zip(cells_of(head), cells_of(rmdm), strict=True))
+    assert cells["perplexity of each kind: drawn, paper's prior"].startswith("156.0")  # exp(5.05)
+    assert cells["perplexity of each kind: latent drawn"].startswith("148.4")
+
+
+def test_the_least_valid_bound_is_compared_and_named(tmp_path):
+    rows = ppl_rows("rmdm")
+    for row in rows:  # the drawn latent's bound below the best of q_a; the paper's prior and no latent lower still
+        row["nats"] = {("prior", 1.0): 4.85, ("prior", "paper"): 4.5, ("null", None): 4.4}.get(
+            (row["figure"], row["tau"]), row["nats"]
+        )
+        row["rows"] = 768 if row["figure"] == "family" else 1
+    report = write_report([make_run(tmp_path / "rmdm", "rmdm", ppl=rows)], tmp_path / "report")
+    text = report.markdown.read_text(encoding="utf-8")
+    assert "wiki-small-rmdm: latent drawn, 1 row." in text
+    head, _, line = table_of(report.markdown, "Held-out perplexity (the paper's Table 1)")
+    cells = dict(zip(cells_of(head), cells_of(line), strict=True))
+    drawn = cells["perplexity of each kind: latent drawn"]
+    assert cells["to compare: bound or exact"] == drawn
+    assert "shows what the latent costs" in text
+
+
+def test_a_star_is_that_of_the_row_it_stands_on(tmp_path):
+    runs = [save_release(tmp_path / "words"), save_release(tmp_path / "bytes", tokenizer=byte_tokenizer())]
+    save_rows(runs[0], "ppl", ppl_rows("mdlm"))
+    save_rows(runs[0], "ppl-lambada", ppl_rows("mdlm", "lambada", lossy="unknown words", scale=0.9))
+    for name in ("valid", "lambada"):
+        save_rows(runs[1], f"ppl-{name}", ppl_rows("mdlm", name, scale=1.2))
+    path = write_report(runs, tmp_path / "report").markdown
+    _, _, own, other = table_of(path, "Bits per byte")
+    assert cells_of(own)[1].startswith("**1.612**")  # no star where nothing was lost, and it may win
+    assert re.match(r"1\.45\d\*", cells_of(other)[1])
+    assert "**" not in other
+    every = table_of(path, "All figures of likelihood")
+    assert sorted(("lambada" in line, "*" in line) for line in every[2:4]) == [(False, False), (True, True)]
+
+
+def test_figures_of_a_single_text_win_nothing(tmp_path):
+    alone = [row | {"error": None, "ppl_low": None, "ppl_high": None, "rows": 1} for row in ppl_rows("mdlm", scale=0.5)]
+    runs = [make_run(tmp_path / "mdlm", "mdlm", ppl=alone), make_run(tmp_path / "ar", "ar", ppl=ppl_rows("ar"))]
+    path = write_report(runs, tmp_path / "report").markdown
+    assert not any("**" in line for line in table_of(path, "Held-out perplexity (the paper's Table 1)"))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"entropy_at": 4.3}, {"length": 90}],
+)
+def test_no_winner_is_named_across_entropies(tmp_path, other):
+    runs = [
+        make_run(tmp_path / "mdlm", "mdlm", gen=gen_rows("mdlm")),
+        make_run(tmp_path / "rmdm", "rmdm", gen=gen_rows("rmdm", **other)),
+    ]
+    report = write_report(runs, tmp_path / "report")
+    text = report.markdown.read_text(encoding="utf-8")
+    tables = [part.split("\n\n")[1] for part in text.split("### ") if part.startswith("GenPPL at equal entropy, ")]
+    assert len(tables) == 2
+    assert not any("**" in table for table in tables)
+    assert "figures of two tables do not compare" in text
+    page = report.html.read_text(encoding="utf-8")
+    apart = 2 if "length" in other else 1
+    assert page.count("<figcaption>Unigram entropy against steps") == apart
+    assert page.count("<figcaption>Frontier at 4 steps") == apart
+
+
+def test_the_headline_compares_at_equal_entropy(full, tmp_path):
+    first = full.markdown.read_text(encoding="utf-8").split("\n\n")[1]
+    assert "at an entropy of 4.14 nats, wiki-small-rmdm has GenPPL 140" in first
+    assert "lower beyond the intervals" in first
+    runs = [make_run(tmp_path / kind, kind, gen=gen_rows(kind)) for kind in ("mdlm", "rmdm")]
+    near = [row | around("gen_ppl", 150.0) if row["row"] == "matched" else row for row in gen_rows("rmdm")]
+    far = [row | around("gen_ppl", 155.0) if row["row"] == "matched" else row for row in gen_rows("mdlm")]
+    for run, rows in zip(runs, (far, near), strict=True):
+        save_rows(run, "gen", rows)
+    text = write_report(runs, tmp_path / "report").markdown.read_text(encoding="utf-8")
+    assert "no difference beyond the intervals" in text.split("\n\n")[1]
+
+
+def test_figures_of_training_say_that_they_are_no_bounds(full):
+    _, _, *lines = table_of(full.markdown, "The end of training")
+    assert [line.count("(no bound)") for line in lines] == [0, 2, 0]
+    page = full.html.read_text(encoding="utf-8")
+    said = "wiki-small-rmdm: given each row&#x27;s own latent, which is no bound."
+    assert page.count(said) == 3  # two plots and the table
+
+
+def test_the_command_of_the_control_has_the_run_s_own_data(tmp_path):
+    run = make_run(tmp_path / "rmdm", "rmdm")
+    config = load_config(run)
+    data = dataclasses.replace(config.data, path="/texts/some file.txt", dir="/shards")
+    train = dataclasses.replace(config.train, steps=77)
+    save_config(dataclasses.replace(config, data=data, train=train), run)
+    said = dict(write_report([run], tmp_path / "report").missing)
+    verb, preset, *words = shlex.split(said["The control with an independent z"])[1:]
+    assert (verb, preset) == ("run", "wiki-small-indep")
+    made = resolve_config(preset, read_overrides(words[:-2], set()))
+    assert (made.data, made.train.steps) == (data, 77)
+    assert made.latent.independent
+    assert made.encoder.name is None
+    assert ",openwebtext" in said["Zero-shot perplexity and bits per byte"]
+
+
+def test_latent_figures_are_found_where_the_flow_came_from(tmp_path):
+    stage, run = tmp_path / "align", make_run(tmp_path / "rmdm", "rmdm")
+    config = load_config(run)
+    save_config(dataclasses.replace(config, latent=dataclasses.replace(config.latent, flow=str(stage))), run)
+    before = write_report([run], tmp_path / "report")
+    asked = [command for what, command in before.missing if what.startswith("Latent figures")]
+    assert asked == [f"rmdm latents {stage}"]
+    (stage / "latents").mkdir(parents=True)
+    (stage / "latents" / "report.json").write_text(json.dumps(latents_report()))
+    after = write_report([run], tmp_path / "report")
+    assert "### wiki-small-rmdm: latents" in after.markdown.read_text(encoding="utf-8")
+    assert not any(what.startswith("Latent figures") for what, _ in after.missing)
+
+
+def test_settings_are_shown_of_the_parts_an_arm_has(full):
+    differ = table_of(full.markdown, "Settings that differ")
+    assert not any(line.startswith(("| meanflow.", "| encoder.", "| latent.")) for line in differ)
+    only = table_of(full.markdown, "Settings that only some arms have")
+    assert any(line.startswith("| encoder.name | – | all-MiniLM-L6-v2 | – |") for line in only)
+    assert any(line.startswith("| latent.groups | – | 4 | 4 |") for line in only)
+
+
+def test_an_arm_has_one_name(tmp_path):
+    runs = [make_run(tmp_path / kind, kind, gen=gen_rows(kind, taus=(1.0,))) for kind in ("mdlm", "rmdm")]
+    text = write_report(runs, tmp_path / "report").markdown.read_text(encoding="utf-8")
+    assert "wiki-small-rmdm, τ" not in text
 
 
 def table_of(path: Path, title: str) -> list[str]:

@@ -4,7 +4,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from rmdm.report.plots import HEIGHT, WIDTH, Level, Line, Plot, Point, Scale
+from rmdm.report.gap import gap_note, spread_out
+from rmdm.report.plots import BOTTOM, HEIGHT, WIDTH, Level, Line, Plot, Point, Scale, Vertical
 
 
 def test_equal_factors_are_equal_distances_on_a_log_scale():
@@ -68,3 +69,39 @@ def test_whiskers_show_both_intervals_of_a_point():
     assert whisker.count("M") == 2
     assert "V" in whisker
     assert "H" in whisker
+
+
+def marks_of(plot: Plot) -> list[str]:
+    """Paths of the markers."""
+    return [node.get("d", "") for node in ET.fromstring(plot.svg()).iter("path") if "mark" in node.get("class", "")]
+
+
+def test_what_lies_far_aside_is_an_arrow_that_leaves_the_curves_their_room():
+    curve = Line("a", [Point(4.0, 300.0, label="0.8"), Point(4.2, 600.0, label="0.9")], 0)
+    real = Line("real", [Point(4.1, 35.0)], None, is_joined=False, is_aside=True)
+    plot = Plot("t", "x", "y", [curve, real], y_scale="log", verticals=[Vertical("matched", 4.1)])
+    alone, _ = marks_of(Plot("t", "x", "y", [curve], y_scale="log"))
+    assert marks_of(plot)[0].split()[1] == alone.split()[1]  # as high as without it
+    assert marks_of(plot)[2].split("L")[0].endswith(f" {HEIGHT - BOTTOM:.1f}")  # its tip is at the edge
+    words = [node.text for node in ET.fromstring(plot.svg()).iter("text") if "beside" in node.get("class", "")]
+    assert words == ["0.8", "0.9", "real: 35.0"]
+    uprights = [node for node in ET.fromstring(plot.svg()).iter("path") if node.get("class") == "upright"]
+    assert len(uprights) == 1
+    assert "matched" in plot.to_html()
+
+
+def test_what_lies_a_little_aside_is_drawn_in_its_place():
+    curve = Line("a", [Point(4.0, 300.0), Point(4.2, 600.0)], 0)
+    near = Line("real", [Point(4.1, 250.0)], None, is_joined=False, is_aside=True)
+    assert "a" in marks_of(Plot("t", "x", "y", [curve, near], y_scale="log"))[2]  # a circle, not an arrow
+
+
+def test_lines_that_coincide_are_drawn_beside_each_other():
+    points = [Point(2, 0.04, -0.01, 0.09), Point(4, -0.02, -0.05, 0.01), Point(64, 68.0, 66.0, 70.0)]
+    lines = spread_out([Line("a", points, 0), Line("b", points, 1), Line("c", points, 1, is_dashed=True)])
+    assert [line.shift for line in lines] == [-7.0, 0.0, 7.0]
+    assert all(len(line.points) == 2 for line in lines)  # what is not above 0 has no place on a log scale
+    assert "3 figures at or below 0" in gap_note([Line("a", points, 0)] * 3)
+    assert "at or below" not in gap_note([Line("a", points[:1], 0)])
+    xs = [float(mark.split()[0][1:]) for mark in marks_of(Plot("t", "x", "y", lines, x_scale="log2", y_scale="log"))]
+    assert len({round(x) for x in xs}) == 6
