@@ -77,8 +77,10 @@ def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str
 CARRIED = ("seed", "data.", "model.", "optim.", "train.", "sample.", "latent.groups", "latent.dim", "latent.project",
            "latent.sigma", "latent.dropout", "latent.width")  # fmt: skip
 """Settings that a control shares with the arm it is the control of."""
-LEFT_OUT = ("data.name", "data.workers", "train.device", "train.init_from", "train.log_every", "train.valid_every",
-            "train.valid_rows", "train.save_every", "train.sample_every", "train.sample_n", "train.tensorboard")  # fmt: skip
+LEFT_OUT = (
+    "data.name", "data.workers", "train.device", "train.init_from", "train.log_every", "train.valid_every",
+    "train.valid_rows", "train.save_every", "train.sample_every", "train.sample_n", "train.tensorboard",
+)  # fmt: skip
 """Of those, what changes nothing of the control."""
 
 
