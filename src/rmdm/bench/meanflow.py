@@ -20,7 +20,7 @@ from rmdm.bench.counts import flow_step
 from rmdm.bench.machine import Machine, clear, memory
 from rmdm.bench.sizes import FlowSize
 from rmdm.bench.train import time_steps
-from rmdm.bench.workload import RandomLatents
+from rmdm.bench.workload import RandomLatents, stir
 from rmdm.config import Config, FlowModelConfig, LatentConfig, LoopConfig, MeanFlowConfig
 from rmdm.errors import ConfigError
 from rmdm.evaluation.record import Rows
@@ -86,6 +86,7 @@ def time_arm(
     with tempfile.TemporaryDirectory() as out:
         task = flow_task(size, batch, share, warmup + steps, arm)
         trainer: Trainer[Any] = Trainer(task, Path(out), World(0, 1, device))
+        stir(trainer.objective)
         trainer.objective.train()
         with trainer.batches(0) if arm == "ours" else built(trainer, warmup + steps) as batches:
             items = iter(batches)

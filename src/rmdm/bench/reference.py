@@ -214,8 +214,10 @@ def plain_step(
     with autocast(x_BL.device):
         logits_BLW = network(x_BL, zt_BGd=zt_BGd).double()
     logits_BLW[..., network.mask_id] = -torch.inf
-    q_BLW = logits_BLW.softmax(dim=-1) * ((t - s) / t)
+    q_BLW = logits_BLW.softmax(dim=-1).mul_((t - s) / t)
+    del logits_BLW  # tens of gigabytes at the larger sizes
     q_BLW[..., network.mask_id] = s / t
-    noise_BLW = -torch.rand(q_BLW.shape, dtype=torch.float64, device=x_BL.device, generator=generator).log()
-    drawn_BL = (q_BLW / noise_BLW).argmax(dim=-1)
+    # argmax of log q + g, g = -log(-log u), is that of q / -log u.
+    noise_BLW = torch.rand(q_BLW.shape, dtype=torch.float64, device=x_BL.device, generator=generator).log_().neg_()
+    drawn_BL = q_BLW.div_(noise_BLW).argmax(dim=-1)
     return torch.where(x_BL == network.mask_id, drawn_BL, x_BL)

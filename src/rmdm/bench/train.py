@@ -19,7 +19,7 @@ from rmdm.bench.counts import training_step
 from rmdm.bench.machine import Machine, clear, forget_peak, memory, peak_bytes, synchronize, timed
 from rmdm.bench.reference import PlainBatch, PlainNetwork, PlainTrainer
 from rmdm.bench.sizes import Size
-from rmdm.bench.workload import training_task
+from rmdm.bench.workload import stir, training_task
 from rmdm.errors import ConfigError
 from rmdm.kinds import Show
 from rmdm.processes import Batch
@@ -73,6 +73,7 @@ def time_product(
     world = World(0, 1, device)
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(task, Path(out), world)
+        stir(trainer.objective)
         trainer.objective.train()
         with trainer.batches(0) as batches:
             items = iter(batches)
@@ -89,7 +90,9 @@ def time_reference(
 ) -> dict[str, Any]:
     """The same weights, rows and masks in the plain trainer."""
     task = training_task(size, process, batch, warmup + steps)
-    network = PlainNetwork(task.build().backbone.to(device))
+    objective = task.build()
+    stir(objective)
+    network = PlainNetwork(objective.backbone).to(device)
     trainer = PlainTrainer(network, task.optim, warmup + steps)
     plan = Plan.make(task.config.seed, batch, 0, 1, None)
     build = partial(plain_build, task.step, plan)
@@ -130,7 +133,7 @@ def profiled(device: torch.device, title: str, path: Path) -> Iterator[None]:
     with torch.profiler.profile() as profiler:
         yield
         synchronize(device)
-    sort = "cuda_time_total" if device.type == "cuda" else "cpu_time_total"
+    sort = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     table = profiler.key_averages().table(sort_by=sort, row_limit=40, max_name_column_width=90)
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{title}\n{table}\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 from rmdm.arguments import at_least_one
 from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine
 from rmdm.bench.sizes import SIZES, find_size
+from rmdm.errors import ConfigError
 from rmdm.kinds import Outcome, Show
 
 HELP = "time a training step, tokens a second and memory, against the machine's floor and plain code"
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     processes, arms = chosen("--process", args.process, PROCESSES), chosen("--arms", args.arms, ARMS)
     batch = size.batch if args.batch is None else at_least_one("--batch", args.batch, "row")
     steps, warmup = at_least_one("--steps", args.steps, "step"), at_least_one("--warmup", args.warmup, "step")
+    if args.profile and "ours" not in arms:
+        raise ConfigError("--profile is of ours, which --arms leaves out; add it")
     from rmdm.bench.train import bench_training, ratios, render
 
     machine = measured_machine(args, show)

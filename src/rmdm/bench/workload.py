@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from rmdm.bench.sizes import Size
 from rmdm.config import Config, DataConfig, LatentConfig, ModelConfig, OptimConfig, TrainConfig
@@ -77,13 +78,18 @@ def training_task(size: Size, process: str, batch: int, steps: int) -> LanguageT
     return LanguageTask(config_of(size, process, batch, steps), Corpus(rows, None, tokenizer), latents=latents)
 
 
+@torch.no_grad()
+def stir(module: nn.Module) -> None:
+    """Add noise to the weights, the same to any module of one shape, so that no product is with zeros."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.add_((DRAWN * torch.randn(parameter.shape, generator=generator)).to(parameter.device))
+
+
 def random_model(size: Size, process: str, device: torch.device) -> Model:
     """A model as it is loaded, but with random weights; its output is not constant, and its latent has its prior."""
     config = config_of(size, process)
     backbone = build_backbone(config, size.vocab)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in backbone.parameters():
-            parameter.add_(DRAWN * torch.randn(parameter.shape, generator=generator))
+    stir(backbone)
     tokenizer: Any = SimpleNamespace(size=size.vocab, mask_id=size.vocab)
     return Model(backbone.to(device).eval(), tokenizer, config, 0, Path())

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -32,6 +33,7 @@ def test_both_arms_of_two_processes_stand_beside_the_floor(tmp_path, capsys):
     # The same weights, rows and masks: the first loss is the same number in both arms.
     assert rows[0]["first_loss"] == pytest.approx(rows[1]["first_loss"], rel=1e-5)
     assert rows[2]["first_loss"] == pytest.approx(rows[3]["first_loss"], rel=1e-5)
+    assert all(row["first_loss"] != pytest.approx(math.log(50), rel=1e-5) for row in rows)
     fast, _, latent, _ = outcome["ratios"]
     assert fast["times_as_fast"] == pytest.approx(rows[1]["seconds_per_step"] / rows[0]["seconds_per_step"])
     assert latent["rmdm_over_mdlm"] == pytest.approx(rows[2]["seconds_per_step"] / rows[0]["seconds_per_step"])
@@ -63,6 +65,7 @@ def test_one_arm_has_nothing_to_be_compared_with(capsys):
         (["--steps", "0"], "--steps 0 is below 1"),
         (["--warmup", "-1"], "--warmup -1 is below 1"),
         (["--matmul", "0"], "--matmul 0 is below 1"),
+        (["--profile", "p.txt", "--arms", "reference"], "--profile is of ours"),
         (["--profile", "/nowhere/at/all.txt", "--size", "tiny"], "/nowhere/at/all.txt"),
     ],
 )
