@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from rmdm.report.about import kind_of
 from rmdm.report.generation import gen_arms, gen_tracks
 from rmdm.report.judges import judge_track
-from rmdm.report.read import Arm
+from rmdm.report.read import Arm, limited
 from rmdm.report.steps import by_steps
 from rmdm.report.stories import story_tracks
 from rmdm.report.table import Part, Section
@@ -42,7 +42,9 @@ def ablation_tables(title: str, arms: Sequence[Arm], describe: Callable[[Arm], s
 
     parts: list[Part] = []
     for evaluator in dict.fromkeys(row["evaluator"] for arm in arms for row in arm.of("gen", row="model")):
-        some = [arm for arm in arms if arm.of("gen", row="model", evaluator=evaluator)]
+        some = [
+            limited(arm, "gen", evaluator=evaluator) for arm in arms if arm.of("gen", row="model", evaluator=evaluator)
+        ]
         gen = [one for arm, own, rows in gen_arms(some) for one in gen_tracks(arm, label(arm, own), rows)]
         gen.sort(key=lambda one: (one.label.arm or 0, one.label.text))
         if len(some) > 1:

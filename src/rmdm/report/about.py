@@ -39,6 +39,8 @@ def arms_section(arms: Sequence[Arm]) -> Section:
             f"{config.data.length}, {config.data.layout}",
         ])  # fmt: skip
     notes = ["Tokens seen count PAD; tokens/s is the median over training, on the machine that trained."]
+    if len(by_tokenizer(arms)) > 1:
+        notes.append("The arms have different tokenizers, so that counts of tokens do not compare.")
     notes += [f"{arm.label}: {arm.config.description}." for arm in arms if arm.config.description]
     parts: list[Part] = [Table("Arms", columns, rows, notes, labels=2)]
     parts += [

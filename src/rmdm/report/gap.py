@@ -8,7 +8,7 @@ from rmdm.report.likelihood import HELD_OUT
 from rmdm.report.plots import Line, Plot, Point
 from rmdm.report.read import Arm, Row, by_tokenizer
 from rmdm.report.steps import spoken
-from rmdm.report.table import NOTHING, Cell, Cells, Part, Section, Table, count, plural, plus_minus
+from rmdm.report.table import NOTHING, Cell, Cells, Part, Section, Table, count, plural, plus_minus, short_paths
 
 
 def gap_section(arms: Sequence[Arm]) -> Section | None:
@@ -63,7 +63,7 @@ def gap_parts(arms: Sequence[Arm], name: str) -> list[Part]:
         points = [Point(size, row["gap"], row["low"], row["high"]) for size, row in exact.items()]
         lines.append(Line("exact law", points, None, has_band=False))
         body.append([Cell("the true law", is_quiet=True), "exact", *(_gap(exact.get(size)) for size in sizes)])
-    where = "held-out text" if name == HELD_OUT else name
+    where = "held-out text" if name == HELD_OUT else short_paths(name)
     every = [row for arm in arms for row in arm.of("gap", set=name)]
     about = (
         f"{spoken(every, 'source')}; up to {plural(count(max(row['rows'] or 0 for row in every)), 'row')}, "

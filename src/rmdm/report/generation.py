@@ -44,7 +44,8 @@ def gen_arms(arms: Sequence[Arm]) -> list[tuple[Arm, str, list[Row]]]:
         for tau in taus:
             some = [row for row in rows if row["temperature"] == nearest and row.get("tau") == tau]
             label = arm.label if len(taus) == 1 or tau is None else f"{arm.label}, τ {tau:.3g}"
-            out.append((arm, label, sorted(some, key=lambda row: row["steps"])))
+            if some:
+                out.append((arm, label, sorted(some, key=lambda row: row["steps"])))
     return out
 
 

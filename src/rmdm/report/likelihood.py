@@ -22,6 +22,7 @@ from rmdm.report.table import (
     number,
     plural,
     plus_minus,
+    short_paths,
 )  # fmt: skip
 
 HELD_OUT, LAW = "valid", "true law"
@@ -190,16 +191,18 @@ def zero_shot_tables(arms: Sequence[Arm]) -> list[Part]:
     for name in names:
         found = [figures_of(arm, name) for arm in arms]
         marked = mark_best([_ppl(own) for own, _ in found], [None if own is None else _spread(own) for own, _ in found])
-        line: Cells = [name]
+        line: Cells = [short_paths(name)]
         for arm, cell, (_, conditional) in zip(arms, marked, found, strict=True):
             line.append(cell)
             if (arm.label, "conditional, no bound") in columns:
                 line.append(_ppl(conditional))
         rows.append(line)
     every = [row for arm in arms for row in arm.rows["ppl"] if row["set"] != HELD_OUT]
-    note = f"95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}."
+    notes = [f"95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}."]
+    if any(arm.config.process == "rmdm" for arm in arms):
+        notes.append("Of an RMDM, the least of the valid bounds that were named above.")
     title = "Zero-shot perplexity (the paper's Table 3)"
-    return [Table(title, columns, rows, [note, *best_note(rows)]), bytes_table(arms)]
+    return [Table(title, columns, rows, [*notes, *best_note(rows)]), bytes_table(arms)]
 
 
 def bytes_table(arms: Sequence[Arm]) -> Table:
@@ -213,7 +216,12 @@ def bytes_table(arms: Sequence[Arm]) -> Table:
             None if row is None or row.get("lossy") or row["bits_per_byte"] is None else _bits_spread(row)
             for row in found
         ]
-        rows.append([HELD_OUT_NAME if name == HELD_OUT else name, *mark_best([_bits(row) for row in found], spreads)])
+        rows.append(
+            [
+                HELD_OUT_NAME if name == HELD_OUT else short_paths(name),
+                *mark_best([_bits(row) for row in found], spreads),
+            ]
+        )
     notes = ["Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over rows.", *best_note(rows)]
     notes += lossy_notes(shown)
     if len({arm.config.data.name for arm in arms}) > 1:
@@ -278,8 +286,8 @@ def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
             own: Cells = [*nats, _ppl(row)]
             label = Cell("the true law", is_quiet=True) if is_law else name_cell(arm)
             rows.append([
-                label, row["set"], what, row["kind"], row.get("pad") or NOTHING, *(own if with_tokens else []),
-                fixed(row.get("bits_per_byte"), 4) + "*" * bool(row.get("lossy")),
+                label, short_paths(row["set"]), what, row["kind"], row.get("pad") or NOTHING,
+                *(own if with_tokens else []), fixed(row.get("bits_per_byte"), 4) + "*" * bool(row.get("lossy")),
                 f"{count(row['rows'])} of {count(row.get('set_rows'))}",
                 count(row.get("tokens")),
             ])  # fmt: skip

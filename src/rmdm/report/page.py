@@ -19,7 +19,7 @@ from rmdm.report.likelihood import ppl_section
 from rmdm.report.matched import MATCHED, measures, own_stories
 from rmdm.report.missing import Missing, missing
 from rmdm.report.plots import Dots, Plot
-from rmdm.report.read import Arm, Row, read_arms, revision
+from rmdm.report.read import Arm, Row, made_by, read_arms, revision
 from rmdm.report.samples import samples_section
 from rmdm.report.speed import speed_section
 from rmdm.report.stories import share_half, stories_section
@@ -92,12 +92,13 @@ def provenance(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     rows = [row for arm in arms for kind in arm.rows.values() for row in kind]
     devices = list(dict.fromkeys(str(row["device"]) for row in rows if row.get("device")))
     dates = sorted({str(row["date"])[:10] for row in rows if row.get("date")})
-    versions = list(dict.fromkeys(str(arm.meta["rmdm"]) for arm in arms if arm.meta.get("rmdm")))
-    revisions = list(dict.fromkeys(str(arm.meta["revision"]) for arm in arms if arm.meta.get("revision")))
+    trained = dict.fromkeys(name for arm in arms for name in made_by(arm.meta))
+    measured = dict.fromkeys(name for arm in arms for name in arm.measured_with)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     facts = [
         ("runs", ", ".join(short_paths(str(arm.run)) for arm in arms)),
-        ("trained with", ", ".join([*(f"rmdm {version}" for version in versions), *revisions])),
+        ("trained with", "; ".join(trained)),
+        ("measured with", "; ".join(measured)),
         ("measured on", ", ".join(devices)),
         ("measured", dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else ""),
         ("report", f"{now}, {revision()}, {machine()}"),

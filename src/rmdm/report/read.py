@@ -7,7 +7,6 @@ read as they are; a missing or damaged file is a section without that run, and n
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import rmdm
 from rmdm.config import ADAPTER, Config, decode, load_config
 from rmdm.errors import CheckpointError, ConfigError
+from rmdm.revision import git_revision
 
 Row = dict[str, Any]
 KINDS = ("stories", "ppl", "gen", "judge", "gap", "bench")
@@ -40,6 +40,8 @@ class Arm:
     """Rows of each kind."""
     stale: list[str] = field(default_factory=list)
     """Files about other weights than the run has now."""
+    measured_with: list[str] = field(default_factory=list)
+    """Versions and git revisions of the code that took the figures, as far as they are known."""
     training: list[Row] = field(default_factory=list)
     flow_training: list[Row] = field(default_factory=list)
     latents: Row | None = None
@@ -121,6 +123,7 @@ def read_arm(index: int, run: Path) -> Arm:
             if path.name == "judge-texts.json" or not found:
                 continue
             arm.rows.setdefault(kind, []).extend(found)
+            arm.measured_with += [name for name in made_by(saved) if name not in arm.measured_with]
             measured = saved.get("asked", {}).get("weights")
             if None not in (arm.weights, measured) and measured != arm.weights:
                 arm.stale.append(f"eval/{path.name}")
@@ -128,6 +131,12 @@ def read_arm(index: int, run: Path) -> Arm:
     arm.flow_training = read_lines(run / "flow" / "metrics.jsonl")
     arm.latents = read_object(arm.stage_one / "latents" / "report.json") or None
     return arm
+
+
+def made_by(saved: Row) -> list[str]:
+    """Which code made a model or a figure."""
+    version, own = saved.get("rmdm"), saved.get("revision")
+    return [] if version is None else [f"rmdm {version}" + (f", git {own}" if own else "")]
 
 
 def find_release(run: Path) -> Path | None:
@@ -242,22 +251,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def revision() -> str:
     """The package's version, and its git revision where it lies in a repository of its own."""
-    folder = Path(rmdm.__file__).resolve().parent
-    version = f"rmdm {rmdm.__version__}"
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        if not git("ls-files", "__init__.py"):
-            return version
-        changed = " with changes" if git("status", "--porcelain", "--untracked-files=no", ".") else ""
-        return f"{version}, git {git('rev-parse', '--short=12', 'HEAD')}{changed}"
-    except (OSError, subprocess.SubprocessError):
-        return version
+    version, own = f"rmdm {rmdm.__version__}", git_revision()
+    return version if own is None else f"{version}, git {own}"
 
 
 def default_folder(runs: Sequence[Path]) -> Path:

@@ -138,7 +138,8 @@ def step_times(row: Row) -> tuple[float, float | None, float | None]:
 
 def bench_table(group: Group) -> Table:
     """The paper's Table 10, with memory; for storyworld the share of consistent stories stands for GenPPL."""
-    known = {arm.index: quality_cells(arm) for arm, _ in group.members}
+    evaluators = {rows[0]["evaluator"] for arm, _ in group.members if (rows := own_rows(arm))}
+    known = {arm.index: quality_cells(arm, is_named=len(evaluators) > 1) for arm, _ in group.members}
     names = list(dict.fromkeys(name for name, _ in known.values() if name))
     scale = group.bytes_a_token
     has_latent = any(row.get("latent_seconds") is not None for _, own in group.members for row in own)
@@ -162,6 +163,8 @@ def bench_table(group: Group) -> Table:
             ])  # fmt: skip
     every = [row for _, own in group.members for row in own]
     notes = [f"{group.said}; {spoken(every, 'date')}."]
+    if any(name.startswith("GenPPL") for name in names):
+        notes.append("GenPPL is at each arm's own entropy here.")
     if has_latent:
         notes.append("ms latent: the draw of the latent, once a request; ms a step has it in it, shared out.")
     if scale is not None:
@@ -173,12 +176,18 @@ def bench_table(group: Group) -> Table:
     return Table("Quality and throughput at equal steps (the paper's Table 10)", columns, rows, notes, labels=2)
 
 
-def quality_cells(arm: Arm) -> tuple[str, dict[int, Cell]]:
-    """What is known of an arm's quality by steps, and its name: stories by their own rules, else GenPPL."""
+def quality_cells(arm: Arm, *, is_named: bool) -> tuple[str, dict[int, Cell]]:
+    """What is known of an arm's quality by steps, and its name: stories by their own rules, else GenPPL.
+
+    `is_named`: the evaluator is in the name, as there are several.
+    """
     told = own_stories(arm)
     if told:
         cells = {r["steps"]: plus_minus(100 * r["consistent"], share_half(r["consistent"], r["n"]), 1) for r in told}
         return "consistent %", cells
-    ends = [(row, row.get("gen_ppl_low"), row.get("gen_ppl_high")) for row in own_rows(arm)]
+    rows = own_rows(arm)
+    if not rows:
+        return "", {}
+    ends = [(row, row.get("gen_ppl_low"), row.get("gen_ppl_high")) for row in rows]
     cells = {r["steps"]: estimate(r["gen_ppl"], a, b, lambda value: number(value, 4)) for r, a, b in ends}
-    return "GenPPL" if cells else "", cells
+    return f"GenPPL ({rows[0]['evaluator']})" if is_named else "GenPPL", cells

@@ -349,6 +349,14 @@ def test_an_arm_has_one_name(tmp_path):
     assert "wiki-small-rmdm, τ" not in text
 
 
+def test_the_code_that_measured_is_named(tmp_path):
+    run = make_run(tmp_path / "mdlm", "mdlm", gen=gen_rows("mdlm"))
+    path = run / "eval" / "gen.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rmdm": "0.1.0", "revision": "abc123 with changes"}))
+    text = write_report([run], tmp_path / "report").markdown.read_text(encoding="utf-8")
+    assert "- measured with: rmdm 0.1.0, git abc123 with changes" in text
+
+
 def table_of(path: Path, title: str) -> list[str]:
     """Lines of a Markdown table."""
     after = path.read_text(encoding="utf-8").split(f"### {title}\n\n")[1]
