@@ -169,8 +169,8 @@ class TrainConfig(LoopConfig):
     """The training loop of stage II, with samples to watch."""
 
     recompute: bool = False
-    """Keep only what goes between the blocks and compute the rest of a block again in the backward pass: far less memory
-    for long rows, about a third more work, the same results."""
+    """Keep only what goes between the blocks, and compute each block again in the backward pass: far less memory, about
+    a third more work, the same results."""
     sample_every: int = 1000
     """Steps between printed samples; 0 for none."""
     sample_n: int = 2
@@ -225,6 +225,9 @@ class LatentConfig:
     """Draw z from N(0, I) in training too, whatever the text: the baseline that shows what a meaningful latent buys."""
     dropout: float = 0.1
     """Share of the rows that are trained without their latent, which gives an unconditional model and guidance."""
+    blur: float = 0.0
+    """Share of the groups whose latent training mixes with noise, each by its own amount. The model then trusts a group
+    less that goes neither with the others nor with what is written, as groups of drawn latents sometimes do."""
     width: int = 128
     """Width C of the condition that is made of the latent and from which every block's modulation is made."""
     given: Literal["prior", "encode", "resample"] | None = "resample"
@@ -497,6 +500,7 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("latent.project", 1 if latent.project is None else latent.project, 1, infinity),
         ("latent.sigma", latent.sigma, 0, 1000),
         ("latent.dropout", latent.dropout, 0, 0.99),
+        ("latent.blur", latent.blur, 0, 1),
         ("latent.width", latent.width, 1, 65_536),
         ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
         ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),

@@ -243,7 +243,9 @@ class DiT(nn.Module):
         """What the rows' latents or times are to the blocks [Paper §3.4]; some rows are trained without a latent."""
         if self.latent is not None:
             zt_BGd = self.latent.noisy(given.z_BGK, given.key_B)
-            return self.latent(zt_BGd, self.latent.kept(given.key_B) if self.training else None)
+            if not self.training:
+                return self.latent(zt_BGd)
+            return self.latent(self.latent.blurred(zt_BGd, given.key_B), self.latent.kept(given.key_B))
         return self.time(given.t_B) if self.time is not None else None
 
     def modulations(self, c_BGC: Tensor) -> list[Tensor]:

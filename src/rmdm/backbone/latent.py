@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from rmdm.backbone.noise import bits31, normal
 from rmdm.config import LatentConfig
 
-NOISE_STREAM, DROP_STREAM = 1001, 2010
-"""Streams of eps and of the choice of rows that go without a latent (streams 2s and 2s + 1 belong to noise s)."""
+NOISE_STREAM, DROP_STREAM, BLUR_STREAM, BLUR_NOISE_STREAM = 1001, 2010, 2012, 1011
+"""Streams of eps, of the choice of rows that go without a latent, and of what blurs groups and by how much (streams 2s
+and 2s + 1 belong to noise s)."""
 
 
 def projection(dim: int, project: int, seed: int) -> Tensor:
@@ -38,6 +39,7 @@ class Latent(nn.Module):
         super().__init__()
         self.groups, self.dim, self.project = config.groups, config.dim, config.project or config.dim
         self.sigma, self.dropout, self.independent = config.sigma, config.dropout, config.independent
+        self.blur = config.blur
         # A latent that keeps all its dimensions needs no turning; the network learns its own.
         kept = self.project == self.dim
         matrix = torch.eye(self.dim) if kept else projection(self.dim, self.project, seed).float()
@@ -73,6 +75,19 @@ class Latent(nn.Module):
             z_BGd = z_BGd @ self.matrix.T
         eps = normal(noise_key_B, tuple(z_BGd.shape[1:]), NOISE_STREAM)
         return (z_BGd + self.sigma * eps) / math.sqrt(1 + self.sigma**2)
+
+    def blurred(self, zt_BGd: Tensor, noise_key_B: Tensor) -> Tensor:
+        """z~ as training shows it: a share `blur` of the groups mixed with noise, each by its own amount a ~ U(0, 1).
+
+        sqrt(1 - a^2) z~ + a eps has the variance of z~. As some groups say little or nothing of the row and the others
+        all, the model learns to weigh a group by what goes with it: the other groups, and what is written.
+        """
+        if not self.blur or self.independent:
+            return zt_BGd
+        u_BG = bits31(noise_key_B, self.groups, BLUR_STREAM).view(-1, self.groups).float() / 2**31
+        a_BG1 = torch.where(u_BG < self.blur, u_BG / self.blur, 0.0)[..., None]
+        eps_BGd = normal(noise_key_B, tuple(zt_BGd.shape[1:]), BLUR_NOISE_STREAM)
+        return (1 - a_BG1**2).sqrt() * zt_BGd + a_BG1 * eps_BGd
 
     def kept(self, noise_key_B: Tensor) -> Tensor:
         """Which rows keep their latent in training, (B,): all but a share of `dropout`."""

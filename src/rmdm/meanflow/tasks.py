@@ -28,7 +28,7 @@ SECTIONS = {"seed", "data", "encoder", "latent", "meanflow"}
 """Parts of the config that stage I depends on."""
 FREE_FIELDS = {
     "data.dir", "data.path", "data.workers", "data.pad_in_loss", "encoder.batch_tokens", "latent.source",
-    "latent.project", "latent.sigma", "latent.draw", "meanflow.direction", "meanflow.transport_steps",
+    "latent.project", "latent.sigma", "latent.draw", "latent.blur", "meanflow.direction", "meanflow.transport_steps",
     "meanflow.draw_steps", "meanflow.guide_steps", "meanflow.guidance", "meanflow.distil_steps", "meanflow.distil_rows",
     "meanflow.train", "meanflow.optim.final_lr",
 }  # fmt: skip

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from rmdm.backbone.dit import Given
 from rmdm.backbone.latent import Latent, projection
 from rmdm.config import LatentConfig
 from rmdm.data.order import hash64
+from tests.reference.tiny import tiny_backbone
 
 
 @pytest.mark.parametrize(("dim", "project"), [(16, 4), (16, 16), (5, 1)])
@@ -72,3 +74,31 @@ def test_the_share_of_rows_that_go_without():
     kept = latent(dropout=0.1).kept(keys(20_000))
     assert kept.float().mean() == pytest.approx(0.9, abs=0.01)
     assert latent(dropout=0.0).kept(keys(1000)).all()
+
+
+def test_a_share_of_the_groups_is_mixed_with_noise_and_keeps_its_variance():
+    module, n = latent(blur=0.3), 20_000
+    zt = torch.randn(n, 2, 4, generator=torch.Generator().manual_seed(0))
+    mixed = module.blurred(zt, keys(n))
+    touched = (mixed != zt).any(dim=2)
+    assert touched.float().mean() == pytest.approx(0.3, abs=0.01)
+    both = touched.all(dim=1).float().mean()
+    assert both == pytest.approx(0.09, abs=0.01), "groups are chosen one by one"
+    torch.testing.assert_close(mixed.var((0, 1)), torch.ones(4), atol=0.03, rtol=0)
+    # With a ~ U(0, 1) the mean of sqrt(1 - a^2), the correlation with what it was, is pi / 4.
+    rho = torch.corrcoef(torch.stack((mixed[touched].flatten(), zt[touched].flatten())))[0, 1]
+    assert rho == pytest.approx(torch.pi / 4, abs=0.02)
+    assert torch.equal(module.blurred(zt[7:8], keys(n)[7:8])[0], mixed[7]), "it belongs to the row"
+    assert module.blurred(zt, keys(n)) is not zt
+    assert latent(blur=0.0).blurred(zt, keys(n)) is zt
+
+
+def test_latents_are_blurred_in_training_only():
+    model = tiny_backbone(6, 8, groups=4)
+    assert model.latent is not None
+    model.latent.blur, model.latent.dropout = 1.0, 0.0
+    given = Given(keys(3), torch.randn(3, 4, 4))
+    as_sampled = model.condition(given)
+    torch.testing.assert_close(as_sampled, model.latent(model.latent.noisy(given.z_BGK, given.key_B)))
+    in_training = model.train().condition(given)
+    assert (in_training - as_sampled).abs().max() > 0.01
