@@ -57,9 +57,9 @@ class Table:
         body = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(self.title)}"><table{kind}>'
         body += f"<thead>{self._head()}</thead><tbody>{''.join(self._lines())}</tbody></table></div>"
         notes = "".join(f"<p class=note>{escape(note)}</p>" for note in self.notes)
-        if self.is_folded:
-            return f"<details><summary>{escape(self.title)}</summary>{body}{notes}</details>"
         short = " short" if len(self.rows) <= SHORT else ""
+        if self.is_folded:
+            return f'<details class="folded{short}"><summary>{escape(self.title)}</summary>{body}{notes}</details>'
         return f'<div class="table{short}"><h3>{escape(self.title)}</h3>{body}{notes}</div>'
 
     def to_markdown(self) -> str:
@@ -244,7 +244,7 @@ def mark_best(cells: Sequence[Cell], spreads: Sequence[Spread | None], *, higher
     """
     known = [(k, spread) for k, spread in enumerate(spreads) if spread is not None]
     out = list(cells)
-    if len(known) < 2 or not all(has_width(spread) for _, spread in known):
+    if len(known) < 2:
         return out
     sign = -1 if higher else 1
     best, spread = min(known, key=lambda one: sign * one[1][0])

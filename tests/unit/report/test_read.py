@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rmdm.errors import ConfigError
-from rmdm.report.read import default_folder, labels, parameters, read_arms, tokenizer_id
+from rmdm.report.read import default_folder, labels, parameters, read_arms, settings, tokenizer_id
 from tests.release import byte_tokenizer, save_release
 from tests.unit.report.runs import gen_rows, make_run, ppl_rows, save_rows
 
@@ -82,3 +82,13 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
 )  # fmt: skip
 def test_the_report_lies_beside_its_runs(runs, folder):
     assert default_folder([Path(run) for run in runs]) == Path(folder)
+
+
+def test_settings_are_those_of_the_parts_an_arm_has(tmp_path):
+    kinds = ("mdlm", "indep", "rmdm")
+    mdlm, indep, rmdm = (
+        {name.split(".")[0] for name in settings(arm)}
+        for arm in read_arms([make_run(tmp_path / kind, kind) for kind in kinds])
+    )
+    assert rmdm - indep == {"encoder", "meanflow"}
+    assert indep - mdlm == {"latent"}

@@ -1,6 +1,8 @@
 """Figures in words, and tables as HTML and Markdown."""
 
+import re
 from html.parser import HTMLParser
+from importlib import resources
 
 import pytest
 
@@ -85,3 +87,14 @@ def test_private_parts_of_paths_are_not_shown(tmp_path, monkeypatch):
 
 def test_one_is_singular():
     assert [plural(value, "row") for value in (1, "1", 2, "1,024")] == ["1 row", "1 row", "2 rows", "1,024 rows"]
+
+
+def test_short_tables_are_printed_whole_and_folded_ones_open():
+    short, long = ([["a", "1"]] * n for n in (16, 17))
+    columns = [("", "arm"), ("", "x")]
+    for is_folded in (False, True):
+        assert " short" in Table("t", columns, short, is_folded=is_folded).to_html()
+        assert " short" not in Table("t", columns, long, is_folded=is_folded).to_html()
+    style = (resources.files("rmdm.report") / "page.css").read_text(encoding="utf-8").split("@media print")[1]
+    assert re.search(r"\.short \{ break-inside: avoid", style)
+    assert re.search(r"details::details-content \{[^}]*content-visibility: visible", style)
