@@ -23,7 +23,12 @@ def flags(parser: argparse.ArgumentParser) -> None:
         "--steps", help="numbers of steps (default: powers of 2 from 4 to the length; with --size, 16 and the length)"
     )
     parser.add_argument("--batch", type=int, default=8, help="texts written together (default 8)")
-    parser.add_argument("--repeats", type=int, default=3, help="times each is measured; the median counts (default 3)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="times each is measured at least, and for a second; the median counts (default 3)",
+    )
     parser.add_argument("--process", help="with --size: mdlm, rmdm or both (default)")
     parser.add_argument("--arms", help="with --size: ours, reference or both (default)")
     parser.add_argument(
