@@ -62,7 +62,8 @@ def test_arms_share_a_stage_one_and_their_stories_are_measured(place, draw, caps
     assert said["stories"][-1]["consistent"] == 1.0
     assert main(["eval", "stories", str(out), *STEPS, "--ceiling"]) == 0
     assert "already done" in capsys.readouterr().out
-    assert main(["eval", "stories", str(out), *STEPS, "--sampler", "entropy", "--temperature", "0.7"]) == 0
+    how = ["--sampler", "entropy", "--temperature", "0.7", "--guidance", "1.5"]
+    assert main(["eval", "stories", str(out), *STEPS, *how]) == 0
     table = capsys.readouterr().out
     assert "already done" not in table
     assert "written by: entropy, temperature 0.7, guidance 1.5" in table

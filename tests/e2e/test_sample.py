@@ -80,7 +80,7 @@ def test_json_is_one_object_with_the_settings_used(runs, capsys):
         ("mdlm", ["--like", "anna"], "--like needs a latent, and tiny-mdlm has none; use an rmdm model"),
         ("mdlm", ["--guidance", "2"], "--guidance 2.0 on a model without a latent"),
         ("mdlm", ["--remask", "0.1"], "--remask 0.1 needs a sampler that knows how sure it was, not 'ancestral'; use "
-         "max_prob or margin or entropy, or --remask 0"),
+         "max_prob or margin or entropy or balanced, or --remask 0"),
         ("rmdm", ["--weight", "0.3"], "--weight 0.3 is for between; give two texts or latents, or drop it"),
         ("ar", ["--infill", "anna [MASK]"], "--infill does not fit an autoregressive model"),
     ],
