@@ -1,5 +1,6 @@
 """Where the latents of requests come from: the model's draws, texts, other latents, or the tokens that are given."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from rmdm.errors import ConfigError
 from rmdm.meanflow.flow import Flow
 from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, TextLatent
 from rmdm.samplers.generate import autocast
-from rmdm.samplers.given import resample
+from rmdm.samplers.given import resample_steps
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.latents import LatentReader, LatentSource, Tau, slerp
 from rmdm.samplers.noise import row_keys
@@ -56,6 +57,11 @@ class Choice:
             **({"draws": self.draws, "rounds": self.rounds} if self.by == "resample" else {}),
             **({"weight": middle(request.weight)} if self.by == "between" else {}),
         }
+
+
+def latent_keys(request: Request) -> NDArray[np.int64]:
+    """The keys of the latents of a request, one a text."""
+    return row_keys(request.seed if request.latent_seed is None else request.latent_seed, range(request.n))
 
 
 def middle(weight: float | None) -> float:
@@ -110,13 +116,23 @@ class Latents:
 
     def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
         """z~ of the rows `x_BL`, all of them alike; None for the learned null and for models without a latent."""
-        keys_B = row_keys(request.seed if request.latent_seed is None else request.latent_seed, range(request.n))
+        steps = self.draw_steps(request, choice, x_BL)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as done:
+            return done.value
+
+    @torch.no_grad()
+    def draw_steps(self, request: Request, choice: Choice, x_BL: Tensor) -> Generator[None, None, Tensor | None]:
+        """The same with pauses, where it takes long."""
+        keys_B = latent_keys(request)
         if choice.by in ("none", "null"):
             return None
         if choice.by == "resample":
             how = {"draws": choice.draws, "rounds": choice.rounds, "tau": choice.tau}
             with autocast(self.device):
-                return resample(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how)
+                return (yield from resample_steps(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how))
         if choice.by == "encode":
             e_1GD, present_1G = self.read_given(x_BL[:1])
             e_BGD = self.reader.fill(e_1GD.expand(request.n, -1, -1), present_1G.expand(request.n, -1), keys_B)

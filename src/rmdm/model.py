@@ -9,7 +9,7 @@
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,19 @@ from rmdm.samplers.settings import SamplerName, SampleSettings
 from rmdm.samplers.trunk import Trunk, with_half_matrices
 
 Callback = Callable[[int, Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A request that a model can meet, with all that follows from it before anything is drawn."""
+
+    request: Request
+    choice: Choice
+    settings: SampleSettings
+    pattern: Pattern
+    x_BL: Tensor
+    """The rows to begin with, all alike."""
+    keys_B: NDArray[np.int64]
 
 
 @dataclass(repr=False)
@@ -126,12 +139,7 @@ class Model:
 
     def write(self, request: Request, *, trace: bool = False, callback: Callback | None = None) -> Generation:
         """Write what is asked for."""
-        choice = self.choice(request)
-        settings, pattern = self.settings(request), self.pattern(request)
-        if choice.by == "null":
-            settings = replace(settings, guidance=1.0)
-        if choice.reads:
-            _ = self.latents.reader  # to load an encoder is not to write
+        ready = self.ready(request)
         states: list[NDArray[np.int64]] = []
 
         def heard(step: int, x_BL: Tensor) -> None:
@@ -142,30 +150,50 @@ class Model:
 
         is_heard = trace or callback is not None
         began = time.perf_counter()
-        x_BL = torch.from_numpy(pattern.x_L).to(self.device).repeat(request.n, 1)
-        zt_BGd = self.latents.draw(request, choice, x_BL)
+        zt_BGd = self.latents.draw(request, ready.choice, ready.x_BL)
         with autocast(self.device):
             written_BL = self.writer().write(
-                x_BL,
-                row_keys(request.seed, range(request.n)),
-                settings,
+                ready.x_BL,
+                ready.keys_B,
+                ready.settings,
                 zt_BGd=zt_BGd,
                 without=zt_BGd is None,
                 batch=request.n if is_heard else BATCH,
-                barred=self.barred(pattern),
+                barred=self.barred(ready.pattern),
                 callback=heard if is_heard else None,
             )
         tokens_BL = written_BL.cpu().numpy()
-        seconds = time.perf_counter() - began
-        shown = pattern.shown or slice(None)
+        return self.generation(ready, tokens_BL, zt_BGd, time.perf_counter() - began, states)
+
+    def ready(self, request: Request) -> "Ready":
+        """A request made ready for this model; raises `ConfigError` where it cannot be met."""
+        choice = self.choice(request)
+        settings, pattern = self.settings(request), self.pattern(request)
+        if choice.by == "null":
+            settings = replace(settings, guidance=1.0)
+        if choice.reads:
+            _ = self.latents.reader  # to load an encoder is not to write
+        x_BL = torch.from_numpy(pattern.x_L).to(self.device).repeat(request.n, 1)
+        return Ready(request, choice, settings, pattern, x_BL, row_keys(request.seed, range(request.n)))
+
+    def generation(
+        self,
+        ready: "Ready",
+        tokens_BL: NDArray[np.int64],
+        zt_BGd: Tensor | None,
+        seconds: float,
+        states: Sequence[NDArray[np.int64]] = (),
+    ) -> Generation:
+        """What came of a request."""
+        shown = ready.pattern.shown or slice(None)
         return Generation(
-            texts=self.texts(tokens_BL, pattern),
+            texts=self.texts(tokens_BL, ready.pattern),
             tokens=tokens_BL[:, shown],
             trace=np.stack(states)[..., shown] if states else None,
             settings={
-                **vars(settings),
-                "seed": request.seed,
-                **choice.report(request),
+                **vars(ready.settings),
+                "seed": ready.request.seed,
+                **ready.choice.report(ready.request),
                 "precision": f"{'bf16' if self.device.type == 'cuda' else 'fp32'} network, float64 draws",
             },
             seconds=seconds,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rmdm.backbone.dit import DiT
-from rmdm.samplers import Denoiser, SampleSettings, ancestral, row_keys, sample, sample_ancestral
+from rmdm.samplers import Denoiser, SampleSettings, ancestral, denoiser, row_keys, sample, sample_ancestral
 from rmdm.samplers.confidence import confidence
 from rmdm.samplers.noise import UNMASK_STREAM, row_uniform
 from rmdm.samplers.settings import CONFIDENCE
@@ -207,22 +207,22 @@ def at_once(step_BL):
     return np.minimum(step_BL, 0)
 
 
-drawn = ancestral.draw_categorical
+drawn = denoiser.draw_categorical
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("name", "fault"),
+    ("module", "name", "fault"),
     [
-        ("row_uniform", early),
-        ("row_uniform", shared),
-        ("draw_categorical", sharp),
-        ("_without_gaps", at_once),
+        (ancestral, "row_uniform", early),
+        (ancestral, "row_uniform", shared),
+        (denoiser, "draw_categorical", sharp),
+        (ancestral, "_without_gaps", at_once),
     ],
     ids=["early", "shared noise", "sharp", "at once"],
 )
-def test_the_same_test_rejects_a_sampler_with_a_fault(model, monkeypatch, name, fault, seed):
-    monkeypatch.setattr(ancestral, name, fault)
+def test_the_same_test_rejects_a_sampler_with_a_fault(model, monkeypatch, module, name, fault, seed):
+    monkeypatch.setattr(module, name, fault)
     assert p_value(draw(model, seed, steps=3), ancestral_law(probs(model), 3)) < REJECTED
 
 

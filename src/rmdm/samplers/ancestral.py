@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.samplers.categorical import draw_categorical
-from rmdm.samplers.denoiser import Callback, Denoiser, send
+from rmdm.samplers.denoiser import Ask, Callback, Denoiser, Steps, draw_tokens, run_steps, send
 from rmdm.samplers.noise import TOKEN_STREAM, UNMASK_STREAM, row_uniform
 from rmdm.samplers.settings import SampleSettings
 
@@ -39,9 +38,23 @@ def sample_ancestral(
     With a callback all rows make the same step at the same time. `skip=False` is the plain algorithm, in which every
     row runs at every step; the law is the same, and so is the text but for float ties.
     """
+    return run_steps(ancestral_steps(denoiser.mask_id, x_BL, keys_B, settings, callback, skip=skip), denoiser)
+
+
+def ancestral_steps(
+    mask_id: int,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None = None,
+    sure_BL: Tensor | None = None,
+    *,
+    skip: bool = True,
+) -> Steps:
+    """The same, asking for the network; `sure_BL` gets the probability of each token that is written."""
     K, (B, L) = settings.steps, x_BL.shape
     step_BL = np.floor(row_uniform(keys_B, 0, UNMASK_STREAM, L) * K).astype(np.int64)
-    step_BL[(x_BL != denoiser.mask_id).cpu().numpy()] = NEVER
+    step_BL[(x_BL != mask_id).cpu().numpy()] = NEVER
     if callback is None and skip:
         step_BL = _without_gaps(step_BL)
         K = int(step_BL.max(initial=-1)) + 1
@@ -54,10 +67,11 @@ def sample_ancestral(
         if len(rows_R):
             some_R = rows_R if len(rows_R) < B else None
             x_RL = x_BL if some_R is None else x_BL[some_R]
-            token_N = torch.empty_like(place_N)
-            for part, logits in denoiser.chunks(x_RL, some_R, local_N, place_N):
-                token_N[part] = draw_categorical(logits, noise_N[part], settings.temperature, settings.top_p)
-            x_BL[row_N, place_N] = token_N
+            hidden = yield Ask(x_RL, some_R, local_N, place_N)
+            assert hidden is not None
+            x_BL[row_N, place_N], p_N = draw_tokens(hidden, noise_N, settings, sure=sure_BL is not None)
+            if sure_BL is not None:
+                sure_BL[row_N, place_N] = p_N
         if callback is not None:
             callback(step, x_BL)
     return x_BL

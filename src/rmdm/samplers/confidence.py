@@ -30,8 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.samplers.categorical import draw_categorical, probabilities
-from rmdm.samplers.denoiser import Callback, Denoiser, Hidden, send
+from rmdm.samplers.categorical import probabilities
+from rmdm.samplers.denoiser import Ask, Callback, Denoiser, Hidden, Steps, draw_tokens, run_steps, send
 from rmdm.samplers.noise import TOKEN_STREAM, row_uniform
 from rmdm.samplers.settings import SampleSettings
 
@@ -45,12 +45,24 @@ def sample_confidence(
     callback: Callback | None = None,
 ) -> Tensor:
     """Fill the masked positions of `x_BL`, surest first; `callback(step, x_BL)` follows each step."""
+    return run_steps(confidence_steps(denoiser.mask_id, x_BL, keys_B, settings, callback), denoiser)
+
+
+def confidence_steps(
+    mask_id: int,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None = None,
+    sure_BL: Tensor | None = None,
+) -> Steps:
+    """The same, asking for the network; `sure_BL` gets the probability of each token when it is written."""
     K, L, device = settings.steps, x_BL.shape[1], x_BL.device
-    free_BL, x_BL = x_BL == denoiser.mask_id, x_BL.clone()
+    free_BL, x_BL = x_BL == mask_id, x_BL.clone()
     free_B = free_BL.sum(dim=1).cpu().numpy()
     left_B, is_balanced = free_B.copy(), settings.sampler == "balanced"
-    # Probability of each token when it was written.
-    sure_BL = torch.zeros(x_BL.shape, device=device, dtype=torch.float64)
+    if sure_BL is None:
+        sure_BL = torch.zeros(x_BL.shape, device=device, dtype=torch.float64)
     for step in range(K):
         back_B = np.floor(settings.remask * (free_B - left_B) * (K - step - 1) / K).astype(np.int64)
         masked_B = left_B + back_B
@@ -58,18 +70,20 @@ def sample_confidence(
         rows = np.flatnonzero(masked_B > after_B)
         if len(rows):
             if back_B.any():
-                written_BL = free_BL & (x_BL != denoiser.mask_id)
-                x_BL[_lowest(torch.where(written_BL, sure_BL, torch.inf), back_B)] = denoiser.mask_id
+                written_BL = free_BL & (x_BL != mask_id)
+                x_BL[_lowest(torch.where(written_BL, sure_BL, torch.inf), back_B)] = mask_id
             rows_R = send(rows, device)
             x_RL, noise_RL = x_BL[rows_R], send(row_uniform(keys_B[rows], step, TOKEN_STREAM, L), device)
-            local_N, place_N = _lowest((x_RL != denoiser.mask_id).int(), masked_B[rows])
-            hidden = denoiser.hidden(x_RL, rows_R if len(rows) < len(x_BL) else None, local_N, place_N)
+            local_N, place_N = _lowest((x_RL != mask_id).int(), masked_B[rows])
+            hidden = yield Ask(x_RL, rows_R if len(rows) < len(x_BL) else None, local_N, place_N)
+            assert hidden is not None
             number_RL = torch.zeros_like(x_RL).index_put_((local_N, place_N), torch.arange(len(place_N), device=device))
             unsure_RL = torch.full(x_RL.shape, torch.inf, device=device, dtype=torch.float64)
             unsure_RL[local_N, place_N] = -_confidence(hidden, settings.sampler)
             count_R = _fair_share(unsure_RL, K - step) if is_balanced else (masked_B - after_B)[rows]
             local_M, place_M = _lowest(unsure_RL, count_R)
-            token_M, p_M = _draw(hidden.at(number_RL[local_M, place_M]), noise_RL[local_M, place_M], settings)
+            wanted = hidden.at(number_RL[local_M, place_M])
+            token_M, p_M = draw_tokens(wanted, noise_RL[local_M, place_M], settings, sure=True)
             x_BL[rows_R[local_M], place_M] = token_M
             sure_BL[rows_R[local_M], place_M] = p_M
             left_B[rows] = masked_B[rows] - count_R
@@ -104,16 +118,6 @@ def confidence(p_NV: Tensor, order: str) -> Tensor:
         return p_NV.amax(dim=-1)
     first_N, second_N = p_NV.topk(2, dim=-1).values.unbind(dim=-1)
     return first_N - second_N
-
-
-def _draw(hidden: Hidden, noise_M: Tensor, settings: SampleSettings) -> tuple[Tensor, Tensor]:
-    """Tokens for M positions, and the probability of each under the model at temperature 1."""
-    token_M = torch.empty(len(noise_M), device=noise_M.device, dtype=torch.int64)
-    p_M = torch.empty_like(noise_M)
-    for part, logits in hidden.chunks():
-        token_M[part] = draw_categorical(logits, noise_M[part], settings.temperature, settings.top_p)
-        p_M[part] = probabilities(logits).gather(1, token_M[part, None]).squeeze(1)
-    return token_M, p_M
 
 
 def _lowest(score_RL: Tensor, count_R: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The network as samplers see it: modulations made once a request, the head only where a token is wanted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rmdm.backbone.dit import DiT
 from rmdm.errors import DataError
+from rmdm.samplers.categorical import draw_categorical, probabilities
+from rmdm.samplers.settings import SampleSettings
 from rmdm.samplers.trunk import Trunk, forward
 
 Callback = Callable[[int, Tensor], None]
@@ -29,6 +31,18 @@ class Barred:
 
     places_L: Tensor
     tokens_V: Tensor
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a sampler wants of the network next: logits at places (local_N, place_N) of the rows `x_RL`."""
+
+    x_RL: Tensor
+    rows_R: Tensor | None
+    """Their numbers in the batch; None: all of it."""
+    local_N: Tensor
+    place_N: Tensor
+    t_R: Tensor | None = None
 
 
 class Denoiser:
@@ -73,19 +87,21 @@ class Denoiser:
         self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
         """The same, a slice of N at a time, so that they need never exist all at once."""
-        return self.hidden(x_RL, rows_R, local_N, place_N, t_R).chunks()
+        return self.hidden(Ask(x_RL, rows_R, local_N, place_N, t_R)).chunks()
 
     @torch.no_grad()
-    def hidden(
-        self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
-    ) -> "Hidden":
+    def hidden(self, ask: Ask) -> "Hidden":
         """What the head makes the logits of."""
-        h_ND = self._run(x_RL, self._of_rows(rows_R), t_R)[local_N, place_N]
-        null_ND = self._run(x_RL, self.null, t_R)[local_N, place_N] if self.guided else None
+        h_RLD = self._run(ask.x_RL, self._of_rows(ask.rows_R), ask.t_R)
+        h_ND = h_RLD[ask.local_N, ask.place_N]
+        null_ND = self._run(ask.x_RL, self.null, ask.t_R)[ask.local_N, ask.place_N] if self.guided else None
+        return self._hidden(ask, h_ND, null_ND)
+
+    def _hidden(self, ask: Ask, h_ND: Tensor, null_ND: Tensor | None) -> "Hidden":
         if not self.is_checked:  # once, since it waits for the device
             check_finite(h_ND)
             self.is_checked = True
-        return Hidden(self.backbone, place_N, h_ND, null_ND, self.guidance, self.barred, self.block is not None)
+        return Hidden(self.backbone, ask.place_N, h_ND, null_ND, self.guidance, self.barred, self.block is not None)
 
     def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
         if self.block is None:
@@ -113,6 +129,30 @@ class Denoiser:
         if self.six is None or rows_R is None or len(self.six[0]) == 1:
             return self.six
         return [each[rows_R] for each in self.six]
+
+
+@torch.no_grad()
+def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
+    """The answers to what several samplers ask of one network, each with its own condition, from one run of it."""
+    first = asks[0][0]
+    # A guided row runs twice: with its latent, and further down without.
+    runs = [(maker, ask, maker._of_rows(ask.rows_R)) for maker, ask in asks]
+    runs += [(maker, ask, maker.null) for maker, ask in asks if maker.guided]
+    x_RL = torch.cat([ask.x_RL for _, ask, _ in runs])
+    t_R = torch.cat([ask.t_R for _, ask, _ in runs if ask.t_R is not None]) if asks[0][1].t_R is not None else None
+    six = None
+    if first.six is not None:
+        shared = all(each is runs[0][2] for *_, each in runs) and len(first.six[0]) == 1
+        wide = [[part.expand(len(ask.x_RL), *part.shape[1:]) for part in own or []] for _, ask, own in runs]
+        six = first.six if shared else [torch.cat(parts) for parts in zip(*wide, strict=True)]
+    ends = np.cumsum([len(ask.x_RL) for _, ask, _ in runs])
+    h_RLD = first._run(x_RL, six, t_R)
+    found = [h_RLD[end - len(ask.x_RL) + ask.local_N, ask.place_N] for (_, ask, _), end in zip(runs, ends, strict=True)]
+    nulls = iter(found[len(asks) :])
+    return [
+        maker._hidden(ask, h_ND, next(nulls) if maker.guided else None)
+        for (maker, ask), h_ND in zip(asks, found, strict=False)
+    ]
 
 
 @dataclass(frozen=True)
@@ -154,6 +194,32 @@ class Hidden:
         if not self.fixed:
             return self.backbone.logits(h_ND)
         return self.backbone.logits(F.pad(h_ND, (0, 0, 0, size - len(h_ND))))[: len(h_ND)]
+
+
+def draw_tokens(hidden: Hidden, noise_N: Tensor, settings: SampleSettings, *, sure: bool) -> tuple[Tensor, Tensor]:
+    """A token for each of N places and, if `sure`, its probability under the model at temperature 1."""
+    token_N = torch.empty(len(noise_N), device=noise_N.device, dtype=torch.int64)
+    p_N = torch.empty_like(noise_N)
+    for part, logits in hidden.chunks():
+        token_N[part] = draw_categorical(logits, noise_N[part], settings.temperature, settings.top_p)
+        if sure:
+            p_N[part] = probabilities(logits).gather(1, token_N[part, None]).squeeze(1)
+    return token_N, p_N
+
+
+Steps = Generator[Ask | None, Hidden | None, Tensor]
+"""A sampler at work: it asks, is sent the answer, and returns the rows; None asks for nothing but to be sent on."""
+
+
+def run_steps(steps: Steps, denoiser: Denoiser) -> Tensor:
+    """Answer a sampler until it is done."""
+    answer: Hidden | None = None
+    try:
+        while True:
+            ask = steps.send(answer)
+            answer = denoiser.hidden(ask) if ask is not None else None
+    except StopIteration as done:
+        return done.value
 
 
 def check_finite(x: Tensor) -> None:

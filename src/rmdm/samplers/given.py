@@ -15,6 +15,7 @@ p(nu | x_U) as it is [Tjelmeland 2004; preconditioned Crank-Nicolson with many p
 """
 
 import math
+from collections.abc import Generator
 
 import numpy as np
 import torch
@@ -50,11 +51,32 @@ def resample(
     tau: Tau = 1.0,
 ) -> Tensor:
     """z~ of each row, (B, G, d_z), that fits its tokens at `scored_BL`: `rounds` times one of `draws` is kept."""
+    steps = resample_steps(backbone, source, x_BL, keys_B, scored_BL, draws=draws, rounds=rounds, tau=tau)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        return done.value
+
+
+def resample_steps(
+    backbone: DiT,
+    source: LatentSource,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    scored_BL: NDArray[np.bool_],
+    *,
+    draws: int,
+    rounds: int,
+    tau: Tau,
+) -> Generator[None, None, Tensor]:
+    """The same with a pause after each round."""
     size = max(1, CHUNK_ROWS // draws)
     parts = []
     for first in range(0, len(x_BL), size):
         part = slice(first, first + size)
-        parts.append(_Chain(backbone, source, x_BL[part], keys_B[part], scored_BL[part], tau).run(draws, rounds))
+        chain = _Chain(backbone, source, x_BL[part], keys_B[part], scored_BL[part], tau)
+        parts.append((yield from chain.run(draws, rounds)))
     return torch.cat(parts)
 
 
@@ -73,14 +95,15 @@ class _Chain:
         self.backbone, self.source, self.x_BL, self.keys_B, self.tau = backbone, source, x_BL, keys_B, tau
         self.scored_BL = scored_BL
 
-    def run(self, draws: int, rounds: int) -> Tensor:
-        """The latents that are kept at last, (B, G, d_z)."""
+    def run(self, draws: int, rounds: int) -> Generator[None, None, Tensor]:
+        """The latents that are kept at last, (B, G, d_z), with a pause after each round."""
         B = len(self.keys_B)
         keys_BR = round_keys(self.keys_B, 0, draws)
         noise_BRGK = self.source.noise(keys_BR.ravel()).unflatten(0, (B, draws))
         zt_BRGd, score_BR = self._scored(noise_BRGK)
         noise, zt, score_B = self._keep(0, noise_BRGK, zt_BRGd, score_BR)
         for number in range(1, rounds):
+            yield
             b = FIRST_MOVE * (LAST_MOVE / FIRST_MOVE) ** ((number - 1) / max(1, rounds - 2))
             noise_BRGK = self._near(noise, number, draws, b)
             zt_BRGd, score_BR = self._scored(noise_BRGK)

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.samplers.categorical import draw_categorical
-from rmdm.samplers.denoiser import Callback, Denoiser
+from rmdm.samplers.categorical import draw_categorical, probabilities
+from rmdm.samplers.denoiser import Ask, Callback, Denoiser, Steps, run_steps
 from rmdm.samplers.noise import row_uniform
 from rmdm.samplers.settings import SampleSettings
 
@@ -43,17 +43,33 @@ def sample_sedd(
     callback: Callback | None = None,
 ) -> Tensor:
     """Fill the masked positions of `x_BL` in `settings.steps` steps; `callback(step, x_BL)` follows each step."""
+    return run_steps(sedd_steps(denoiser.mask_id, x_BL, keys_B, settings, callback), denoiser)
+
+
+def sedd_steps(
+    mask_id: int,
+    x_BL: Tensor,
+    keys_B: NDArray[np.int64],
+    settings: SampleSettings,
+    callback: Callback | None = None,
+    sure_BL: Tensor | None = None,
+) -> Steps:
+    """The same, asking for the network; `sure_BL` gets each token's share f_y / Z when it is written."""
     K, L, device = settings.steps, x_BL.shape[1], x_BL.device
     x_BL = x_BL.clone()
     for step in range(K):
-        row_N, place_N = torch.nonzero(x_BL == denoiser.mask_id, as_tuple=True)
+        row_N, place_N = torch.nonzero(x_BL == mask_id, as_tuple=True)
         if len(row_N):
             rows_R, local_N = torch.unique(row_N, return_inverse=True)
             t_R = torch.full((len(rows_R),), (K - step) / K, device=device)
             u_N = torch.from_numpy(row_uniform(keys_B, step, SEDD_STREAM, L)).to(device)[row_N, place_N]
             token_N = torch.empty_like(place_N)
-            for part, logits in denoiser.chunks(x_BL[rows_R], rows_R, local_N, place_N, t_R):
-                token_N[part] = reverse_step(logits, u_N[part], K - step, denoiser.mask_id, settings)
+            hidden = yield Ask(x_BL[rows_R], rows_R, local_N, place_N, t_R)
+            assert hidden is not None
+            for part, logits in hidden.chunks():
+                token_N[part] = reverse_step(logits, u_N[part], K - step, mask_id, settings)
+                if sure_BL is not None:
+                    sure_BL[row_N[part], place_N[part]] = _share(logits, token_N[part], mask_id)
             x_BL[row_N, place_N] = token_N
         elif callback is None:
             break
@@ -74,6 +90,12 @@ def reverse_step(logits_NV: Tensor, u_N: Tensor, k: int, mask_id: int, settings:
         logits_NV[due_N], (u_N / p_N)[due_N], temperature=settings.temperature, top_p=settings.top_p
     )
     return token_N
+
+
+def _share(logits_NV: Tensor, token_N: Tensor, mask_id: int) -> Tensor:
+    """f_y / Z of each token; 0 for a place that stays masked."""
+    y_N = token_N.where(token_N != mask_id, 0)
+    return probabilities(logits_NV).gather(1, y_N[:, None]).squeeze(1).where(token_N != mask_id, 0.0)
 
 
 def unmask_probability(logits_NV: Tensor, k: int) -> Tensor:
