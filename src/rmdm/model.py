@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -165,7 +165,7 @@ class Model:
         tokens_BL = written_BL.cpu().numpy()
         return self.generation(ready, tokens_BL, zt_BGd, time.perf_counter() - began, states)
 
-    def ready(self, request: Request) -> "Ready":
+    def ready(self, request: Request) -> Ready:
         """A request made ready for this model; raises `ConfigError` where it cannot be met."""
         choice = self.choice(request)
         settings, pattern = self.settings(request), self.pattern(request)
@@ -178,7 +178,7 @@ class Model:
 
     def generation(
         self,
-        ready: "Ready",
+        ready: Ready,
         tokens_BL: NDArray[np.int64],
         zt_BGd: Tensor | None,
         seconds: float,
@@ -190,15 +190,19 @@ class Model:
             texts=self.texts(tokens_BL, ready.pattern),
             tokens=tokens_BL[:, shown],
             trace=np.stack(states)[..., shown] if states else None,
-            settings={
-                **vars(ready.settings),
-                "seed": ready.request.seed,
-                **ready.choice.report(ready.request),
-                "precision": f"{'bf16' if self.device.type == 'cuda' else 'fp32'} network, float64 draws",
-            },
+            settings=self.used(ready),
             seconds=seconds,
             latents=zt_BGd,
         )
+
+    def used(self, ready: Ready) -> dict[str, Any]:
+        """All that a request is written with, ready for JSON."""
+        return {
+            **vars(ready.settings),
+            "seed": ready.request.seed,
+            **ready.choice.report(ready.request),
+            "precision": f"{'bf16' if self.device.type == 'cuda' else 'fp32'} network, float64 draws",
+        }
 
     def barred(self, pattern: Pattern) -> Barred | None:
         """Inside a text of known length nothing is written that is no text."""

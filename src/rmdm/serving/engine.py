@@ -1,0 +1,366 @@
+"""Many requests, one network: every round of the engine's thread takes each row that is being written one step on.
+
+Requests that wait together and want the same become one group, which shares its sampler. Each group's sampler asks for
+its next run of the network (`samplers.denoiser.Steps`), and the asks of all groups of a model are answered by one run:
+rows at different steps, of different lengths and settings, with different latents. So a short request does not wait for
+a long one, and one that is given up leaves after the step at hand.
+
+A row's noise follows from its request's seed (`samplers.noise`), so its text does not depend on the rows beside it, but
+for float ties (none on a GPU, where the network runs on blocks of one size).
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rmdm.errors import RMDMError
+from rmdm.latents import latent_keys
+from rmdm.model import Model, Ready
+from rmdm.request import Generation
+from rmdm.samplers import sample_steps
+from rmdm.samplers.denoiser import Ask, Denoiser, Hidden, Steps, fixed_rows, hidden_together, in_blocks
+from rmdm.samplers.generate import autocast
+
+DRAWN = ("flow", "prior")
+"""Latents that are drawn for all new rows at once."""
+
+
+class Full(RMDMError):
+    """The queue has no room."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"{waiting} requests are waiting and no more are taken; try again in {seconds} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a step did to the rows of a job."""
+
+    step: int
+    row_N: NDArray[np.int64]
+    place_N: NDArray[np.int64]
+    token_N: NDArray[np.int64]
+    p_N: NDArray[np.float64]
+    """Probability the model gave each token."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a job's listener hears: `step`s if it asked for them, then one `done` or `error`."""
+
+    kind: Literal["step", "done", "error"]
+    change: Change | None = None
+    done: Generation | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way through the engine."""
+
+    model: Model
+    ready: Ready
+    listener: Callable[[Event], None]
+    """Called on the engine's thread."""
+    wants_steps: bool = False
+    is_cancelled: bool = False
+    asked: float = field(default_factory=time.monotonic)
+    begun: float = 0.0
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+        return self.ready.request.n
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more; it is dropped after the step at hand."""
+        self.is_cancelled = True
+
+    @property
+    def kind(self) -> Hashable:
+        """Jobs of one kind can share a sampler."""
+        shown = self.ready.pattern.shown
+        span = None if shown is None else (shown.start, shown.stop)
+        return id(self.model), self.ready.settings, span, self.ready.choice.by in ("none", "null"), self.wants_steps
+
+
+class Group:
+    """Jobs of one kind that are written together: a sampler at work, and what it asks for."""
+
+    def __init__(self, jobs: Sequence[Job], latents: Sequence[Tensor | None]) -> None:
+        self.jobs, self.latents = list(jobs), list(latents)
+        self.model, self.ready = jobs[0].model, jobs[0].ready
+        first = np.cumsum([0] + [job.n for job in jobs])
+        self.rows = [slice(int(a), int(b)) for a, b in pairwise(first)]
+        self.x_BL = torch.cat([job.ready.x_BL for job in jobs])
+        self.before_BL = self.x_BL.cpu().numpy().copy()
+        self.sure_BL = torch.zeros(self.x_BL.shape, dtype=torch.float64, device=self.x_BL.device)
+        self.ask: Ask | None = None
+        self.denoiser = self._denoiser()
+        wants_steps = jobs[0].wants_steps
+        keys_B = np.concatenate([job.ready.keys_B for job in jobs])
+        self.steps: Steps = sample_steps(
+            self.denoiser,
+            self.x_BL,
+            keys_B,
+            self.ready.settings,
+            self._heard if wants_steps else None,
+            self.sure_BL if wants_steps else None,
+        )
+        self.written_BL: NDArray[np.int64] | None = None
+        self.advance(None)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        return not all(job.is_cancelled for job in self.jobs)
+
+    def advance(self, answer: Hidden | None) -> None:
+        """Go on to the next ask, or to the end."""
+        try:
+            self.ask = self.steps.send(answer)
+        except StopIteration as done:
+            self.ask, self.written_BL = None, done.value.cpu().numpy()
+
+    def finish(self) -> None:
+        """Hand each job its rows."""
+        assert self.written_BL is not None
+        for job, rows, latent in zip(self.jobs, self.rows, self.latents, strict=True):
+            seconds = time.monotonic() - job.begun
+            tell(job, Event("done", done=job.model.generation(job.ready, self.written_BL[rows], latent, seconds)))
+
+    def _denoiser(self) -> Denoiser:
+        writer = self.model.writer()
+        block, latent = fixed_rows(writer.backbone), writer.backbone.latent
+        given = [z for z in self.latents if z is not None]
+        c_BGC = in_blocks(latent, torch.cat(given), block) if latent is not None and given else None
+        barred = self.model.barred(self.ready.pattern)
+        return Denoiser(writer.backbone, c_BGC, self.ready.settings.guidance, block, barred, writer.trunk)
+
+    def _heard(self, step: int, x_BL: Tensor) -> None:
+        now_BL, sure_BL = x_BL.cpu().numpy(), self.sure_BL.cpu().numpy()
+        row_N, place_N = np.nonzero(now_BL != self.before_BL)
+        for job, rows in zip(self.jobs, self.rows, strict=True):
+            own = (row_N >= rows.start) & (row_N < rows.stop)
+            row_M, place_M = row_N[own], place_N[own]
+            change = Change(step, row_M - rows.start, place_M, now_BL[row_M, place_M], sure_BL[row_M, place_M])
+            tell(job, Event("step", change=change))
+        self.before_BL = now_BL.copy()
+
+
+class Fitting:
+    """A job whose latent takes long to find: a round of it at a time."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.steps: Generator[None, None, Tensor | None] = job.model.latents.draw_steps(
+            job.ready.request, job.ready.choice, job.ready.x_BL
+        )
+        self.latent: Tensor | None = None
+        self.is_done = False
+
+    def advance(self) -> None:
+        """One round."""
+        try:
+            next(self.steps)
+        except StopIteration as done:
+            self.latent, self.is_done = done.value, True
+
+
+@dataclass
+class Counts:
+    """What the engine has done so far."""
+
+    rounds: int = 0
+    rows: int = 0
+    """Rows run through a network, over all rounds."""
+    jobs: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+class Engine:
+    """A thread that writes for all who ask."""
+
+    def __init__(self, *, most_rows: int = 64, most_waiting: int = 256) -> None:
+        self.most_rows, self.most_waiting = most_rows, most_waiting
+        self.counts = Counts()
+        self._waiting: deque[Job] = deque()
+        self._groups: list[Group] = []
+        self._fitting: list[Fitting] = []
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._pace = 0.1
+        self._thread = threading.Thread(target=self._run, name="rmdm-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take jobs."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; jobs that are not done hear an error."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue the jobs of one request, all or none; raises `Full`."""
+        with self._changed:
+            if len(self._waiting) + len(jobs) > max(self.most_waiting, len(jobs)):
+                raise Full(len(self._waiting), self.patience())
+            self._waiting.extend(jobs)
+            self._changed.notify()
+
+    def patience(self) -> int:
+        """Seconds after which there may be room again."""
+        return max(1, min(60, round(self._pace * len(self._waiting))))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._waiting)
+
+    @property
+    def active_rows(self) -> int:
+        """Rows being written."""
+        return sum(job.n for job in self._active())
+
+    def _active(self) -> Iterable[Job]:
+        yield from (one.job for one in list(self._fitting))
+        for group in list(self._groups):
+            yield from group.jobs
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while True:
+                jobs = self._take()
+                if self._is_closed:
+                    break
+                self._guard(jobs, lambda jobs=jobs: self._begin(jobs))
+                self._round()
+        for job in [*self._active(), *self._waiting]:
+            tell(job, Event("error", error=RMDMError("the server is shutting down; try again later")))
+
+    def _take(self) -> list[Job]:
+        """Waiting jobs for which there is room; waits where there is nothing at all to do."""
+        taken: list[Job] = []
+        with self._changed:
+            while not (self._waiting or self._groups or self._fitting or self._is_closed):
+                self._changed.wait()
+            rows = self.active_rows
+            while self._waiting:
+                job = self._waiting[0]
+                if not job.is_cancelled and rows and rows + job.n > self.most_rows:
+                    break
+                self._waiting.popleft()
+                if job.is_cancelled:
+                    self.counts.cancelled += 1
+                    continue
+                rows += job.n
+                taken.append(job)
+        return taken
+
+    def _begin(self, jobs: list[Job]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            job.begun = now
+        slow = [job for job in jobs if job.ready.choice.by not in (*DRAWN, "none", "null")]
+        self._fitting += [Fitting(job) for job in slow]
+        quick = [job for job in jobs if job not in slow]
+        self._group(list(zip(quick, draw_together(quick), strict=True)))
+
+    def _group(self, found: Sequence[tuple[Job, Tensor | None]]) -> None:
+        kinds: dict[Hashable, list[tuple[Job, Tensor | None]]] = {}
+        for job, latent in found:
+            kinds.setdefault(job.kind, []).append((job, latent))
+        for of in kinds.values():
+            some, latents = zip(*of, strict=True)
+            with autocast(some[0].model.device):
+                self._groups.append(Group(some, latents))
+
+    def _round(self) -> None:
+        """One step of everything."""
+        self._drop()
+        for one in list(self._fitting):
+            self._guard([one.job], one.advance)
+        found = [one for one in self._fitting if one.is_done]
+        self._fitting = [one for one in self._fitting if not one.is_done]
+        self._guard([one.job for one in found], lambda: self._group([(one.job, one.latent) for one in found]))
+        models = {id(group.model): group.model for group in self._groups}
+        for key, model in models.items():
+            groups = [group for group in self._groups if id(group.model) == key and group.written_BL is None]
+            self._guard([job for group in groups for job in group.jobs], lambda m=model, g=groups: self._step(m, g))
+        for group in [group for group in self._groups if group.written_BL is not None]:
+            self._groups.remove(group)
+            self._guard(group.jobs, group.finish)
+            self._count(group)
+
+    def _step(self, model: Model, groups: list[Group]) -> None:
+        asks = [(group, group.ask) for group in groups if group.ask is not None]
+        with autocast(model.device):
+            answers = hidden_together([(group.denoiser, ask) for group, ask in asks]) if asks else []
+            self.counts.rounds += 1
+            self.counts.rows += sum(len(ask.x_RL) for _, ask in asks)
+            told = dict(zip((id(group) for group, _ in asks), answers, strict=True))
+            for group in groups:
+                group.advance(told.get(id(group)))
+
+    def _drop(self) -> None:
+        """Forget what nobody waits for."""
+        gone = [one.job for one in self._fitting if one.job.is_cancelled]
+        self._fitting = [one for one in self._fitting if not one.job.is_cancelled]
+        gone += [job for group in self._groups if not group.is_wanted for job in group.jobs]
+        self._groups = [group for group in self._groups if group.is_wanted]
+        self.counts.cancelled += len(gone)
+
+    def _count(self, group: Group) -> None:
+        now = time.monotonic()
+        for job in group.jobs:
+            self.counts.jobs += 1
+            share = (now - job.begun) / max(1, len(group.jobs))
+            self._pace += 0.1 * (share - self._pace)
+
+    def _guard(self, jobs: Sequence[Job], act: Callable[[], Any]) -> None:
+        """Do it; if it fails, those jobs hear of it and are gone, and the engine goes on."""
+        try:
+            act()
+        except Exception as error:
+            gone = set(map(id, jobs))
+            self._fitting = [one for one in self._fitting if id(one.job) not in gone]
+            self._groups = [group for group in self._groups if not gone & set(map(id, group.jobs))]
+            self.counts.failed += len(jobs)
+            for job in jobs:
+                tell(job, Event("error", error=error))
+
+
+def draw_together(jobs: Sequence[Job]) -> list[Tensor | None]:
+    """The latents of jobs that draw them, each model's at one temperature in one go; None for jobs without one."""
+    found: dict[int, Tensor] = {}
+    kinds: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        if job.ready.choice.by in DRAWN:
+            kinds.setdefault((id(job.model), job.ready.choice.tau), []).append(job)
+    for of in kinds.values():
+        keys_B = np.concatenate([latent_keys(job.ready.request) for job in of])
+        zt_BGd = of[0].model.latents.source.draw(keys_B, of[0].ready.choice.tau)
+        for job, part in zip(of, zt_BGd.split([job.n for job in of]), strict=True):
+            found[id(job)] = part
+    return [found.get(id(job)) for job in jobs]
+
+
+def tell(job: Job, event: Event) -> None:
+    """Let the listener hear it, unless nobody listens any more."""
+    if not job.is_cancelled:
+        job.listener(event)

@@ -1,0 +1,149 @@
+"""What stands between the network and the routes: sizes, time-outs, the key, the request log."""
+
+import asyncio
+import hmac
+import json
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import IO, Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rmdm.serving.metrics import Metrics
+from rmdm.serving.schema import ErrorAnswer, ErrorBody
+
+BODY_SECONDS = 20.0
+"""Time a client may take to send its body."""
+OPEN_ROUTES = ("/", "/healthz")
+SECURE = {
+    b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+}
+
+
+def error_answer(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error in OpenAI's schema."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    body = ErrorAnswer(error=ErrorBody(message=message, type=kind, param=param, code=code))
+    return JSONResponse(body.model_dump(), status, headers)
+
+
+class RequestLog:
+    """One JSON object a request; texts only if asked for."""
+
+    def __init__(self, stream: IO[str] | None = None, *, texts: bool = False) -> None:
+        self.stream, self.texts = stream or sys.stderr, texts
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Write one line."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        print(json.dumps({"time": now, **entry}, ensure_ascii=False), file=self.stream, flush=True)
+
+
+class BodyError(Exception):
+    """A body that is too large or too slow."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    app: ASGIApp
+    metrics: Metrics
+    log: RequestLog
+    key: str | None = None
+    most_bytes: int = 1 << 20
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check, pass on, log."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+        note: dict[str, Any] = {"id": secrets.token_hex(8)}
+        scope.setdefault("state", {})["note"] = note
+        ended = False
+
+        async def sent(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = {**SECURE, b"x-request-id": note["id"].encode()}
+                message["headers"] = [*message.get("headers", []), *own.items()]
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await refusal(scope, receive, sent)
+            else:
+                try:
+                    await self.app(scope, self._limited(receive, scope), sent)
+                except BodyError as error:
+                    await error_answer(error.status, str(error), headers={"connection": "close"})(scope, receive, sent)
+        finally:
+            seconds = time.monotonic() - began
+            if not ended:
+                note["left"] = True  # the client went away before its answer was complete
+            route = note.pop("route", "other")
+            self.metrics.answered(route, status, seconds)
+            if route != "page":
+                self.log.write({**note, "route": route, "status": status, "seconds": round(seconds, 4)})
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > self.most_bytes:
+            return error_answer(
+                413, f"a body of {int(length[:20])} bytes is over the limit of {self.most_bytes}; send less",
+                headers={"connection": "close"},
+            )  # fmt: skip
+        path = scope["path"]
+        if self.key is None or path in OPEN_ROUTES or path.startswith("/page/"):
+            return None
+        given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+        if hmac.compare_digest(given, self.key.encode()):
+            return None
+        return error_answer(
+            401, "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )  # fmt: skip
+
+    def _limited(self, receive: Receive, scope: Scope) -> Receive:
+        """`receive` with a limit on the body's bytes and on the time it takes."""
+        total, is_complete, deadline = 0, False, time.monotonic() + BODY_SECONDS
+
+        async def limited() -> Message:
+            nonlocal total, is_complete
+            if is_complete:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise BodyError(408, f"the body took more than {BODY_SECONDS:g} s to arrive; send it faster") from None
+            if message["type"] == "http.request":
+                total += len(message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+                if total > self.most_bytes:
+                    raise BodyError(413, f"the body is over the limit of {self.most_bytes} bytes; send less")
+            return message
+
+        return limited

@@ -1,0 +1,117 @@
+"""`rmdm serve`: flags, and the server's life."""
+
+import argparse
+import os
+import socket
+from importlib.util import find_spec
+from typing import Any
+
+from rmdm.errors import ConfigError
+from rmdm.kinds import Outcome, Show
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `serve`."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="run directories, released folders or hub names")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="port to listen at (default 8000; 0 takes a free one)")
+    parser.add_argument(
+        "--api-key-env", metavar="NAME", help="environment variable that holds the key clients must send"
+    )
+    parser.add_argument("--rows", type=int, default=64, help="texts written at the same time (default 64)")
+    parser.add_argument("--queue", type=int, default=256, help="requests that may wait (default 256); more get 429")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds a request may take (default 120)")
+    parser.add_argument("--max-body", type=int, default=1 << 20, help="bytes a request may have (default 1048576)")
+    parser.add_argument("--log-texts", action="store_true", help="write prompts and texts into the request log")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+
+
+def run(args: argparse.Namespace, show: Show) -> Outcome:
+    """Serve until a signal ends it; requests that are being written are finished first."""
+    check(args)
+    key = read_key(args.api_key_env)
+    import uvicorn
+
+    from rmdm.serving.app import Settings, make_app
+    from rmdm.serving.patient import PatientProtocol
+
+    served = open_models(args.models, args.device)
+    settings = Settings(args.timeout, args.rows, args.queue, args.max_body, key, args.log_texts)
+    app = make_app(served, settings)
+    with listen(args.host, args.port) as listener:
+        host, port = listener.getsockname()[:2]
+        config = uvicorn.Config(
+            app, http=PatientProtocol, log_level="error", access_log=False, lifespan="on", server_header=False,
+            timeout_keep_alive=30, timeout_graceful_shutdown=int(args.timeout) + 1,
+        )  # fmt: skip
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        for one in served:
+            show(f"{one.name}: {one.model}")
+        show(f"page: {url}/   API: {url}/v1/completions   Ctrl-C ends it")
+        if args.host not in LOOPBACK and key is None:
+            show(f"note: {args.host} can be reached from other machines and no key is asked for; see --api-key-env")
+        uvicorn.Server(config).run(sockets=[listener])
+    show("ended; every request that had been taken was answered")
+    return {"url": url, "models": [one.name for one in served]}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` for flags no server could follow."""
+    for package in ("fastapi", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigError(f"rmdm serve needs {package}; install it with: pip install 'rmdm[serve]'")
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port {args.port} is outside 0..65535; use 8000, for example")
+    for name in ("rows", "queue", "max_body"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)} is below 1; use 64, for example")
+    if not 0 < args.timeout <= 86_400:
+        raise ConfigError(f"--timeout {args.timeout:g} is not in 0..86400 seconds; use 120, for example")
+
+
+def read_key(name: str | None) -> str | None:
+    """The key an environment variable holds."""
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(f"--api-key-env {name}: that variable is empty; set it to the key, or drop the flag")
+    return key
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--host {host} --port {port}: {reason}; use another, or --port 0 for a free one") from None
+    return listener
+
+
+def open_models(refs: list[str], device: str) -> list[Any]:
+    """The models, each under its config's name, or with a number if several share it."""
+    import rmdm
+    from rmdm.serving.served import Served
+
+    found: list[Served] = []
+    for ref in refs:
+        model = rmdm.load(ref, device)
+        names = {one.name for one in found}
+        name = model.config.name
+        number = 2
+        while name in names:
+            name, number = f"{model.config.name}-{number}", number + 1
+        if model.backbone.latent is not None:
+            _ = model.latents.source  # a missing flow is said now, not to the first client
+        created = int((model.folder / "model.json").stat().st_mtime)
+        found.append(Served(name, model, created))
+    return found
