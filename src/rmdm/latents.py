@@ -93,6 +93,7 @@ class Latents:
             )
         for field in SOURCES:
             if getattr(request, field) is not None:
+                self._check_given(request, field)
                 return Choice(field)
         asked = request.latent_temperature
         tau = self.config.sample.latent_temperature if asked is None else asked
@@ -198,10 +199,9 @@ class Latents:
             raise ConfigError(f"{self.config.name} is a model without a latent; use an rmdm model")
         return self.backbone.latent
 
-    def _filled(self, text: TextLatent, name: str, keys_B: NDArray[np.int64]) -> Tensor:
+    def _filled(self, text: TextLatent, keys_B: NDArray[np.int64]) -> Tensor:
         """Its embedding for each row, with the row's noise where it has no text."""
-        latent, n = self._latent(), len(keys_B)
-        check_numbers(text.embedding, (latent.groups, latent.dim), name)
+        n = len(keys_B)
         e_GD, present_G = text.embedding.to(self.device), text.present.to(self.device)
         return self.reader.fill(e_GD.expand(n, -1, -1), present_G.expand(n, -1), keys_B)
 
@@ -214,22 +214,30 @@ class Latents:
             raise ConfigError(f"between takes two texts or latents, not {len(ends)}; give two")
         first, second = (self.read(end, "between") if isinstance(end, str) else end for end in ends)
         if isinstance(first, TextLatent) and isinstance(second, TextLatent):
-            a_BGD, b_BGD = (self._filled(end, "between", keys_B) for end in (first, second))
+            a_BGD, b_BGD = (self._filled(end, keys_B) for end in (first, second))
             return self._noisy(self.reader.between(a_BGD, b_BGD, weight), keys_B)
         a_BGd, b_BGd = (self._end(end, "between", keys_B) for end in (first, second))
         return slerp(a_BGd, b_BGd, weight)
+
+    def _check_given(self, request: Request, name: str) -> None:
+        """Raise `ConfigError` where a latent that is given does not fit the model."""
+        latent, ends = self._latent(), getattr(request, name)
+        for end in ends if name == "between" else [ends]:
+            if isinstance(end, TextLatent):
+                check_numbers(end.embedding, (latent.groups, latent.dim), name)
+            elif not isinstance(end, str):
+                zt = torch.as_tensor(end)
+                wanted = (latent.groups, latent.project)
+                check_numbers(zt, wanted if zt.ndim == 2 else (request.n, *wanted), name)
 
     def _end(self, end: LatentEnd, name: str, keys_B: NDArray[np.int64]) -> Tensor:
         """z~ of each row from one latent."""
         if isinstance(end, str):
             end = self.read(end, name)
         if isinstance(end, TextLatent):
-            return self._noisy(self.reader.condition(self._filled(end, name, keys_B)), keys_B)
-        latent, n = self._latent(), len(keys_B)
+            return self._noisy(self.reader.condition(self._filled(end, keys_B)), keys_B)
         zt = torch.as_tensor(end, device=self.device, dtype=torch.float32)
-        zt_BGd = zt.expand(n, -1, -1) if zt.ndim == 2 else zt
-        check_numbers(zt_BGd, (n, latent.groups, latent.project), name)
-        return zt_BGd
+        return zt.expand(len(keys_B), -1, -1) if zt.ndim == 2 else zt
 
 
 def check_numbers(given: Tensor, shape: tuple[int, ...], name: str) -> None:

@@ -407,7 +407,7 @@ def test_requests_that_no_model_could_meet(values, message):
         ("ar", {"suffix": "anna"}, "suffix does not fit an autoregressive model, which only continues a prefix"),
         ("ar", {"tokens": 3}, "tokens does not fit an autoregressive"),
         ("rmdm", {"latent_temperature": 0.0}, "latent_temperature=0.0 is not a positive number"),
-        ("rmdm", {"latent": torch.zeros(4, 6)}, r"latent has shape \(1, 4, 6\), this request takes \(1, 4, 3\)"),
+        ("rmdm", {"latent": torch.zeros(4, 6)}, r"latent has shape \(4, 6\), this request takes \(4, 3\)"),
         ("rmdm", {"latent": torch.full((4, 3), torch.nan)}, "latent holds NaN"),
         ("rmdm", {"between": ("anna", "tom", "cat")}, "between takes two"),
         ("rmdm", {"like": "ana"}, "'ana' is not in the model's vocabulary"),

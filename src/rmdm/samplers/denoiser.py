@@ -143,7 +143,9 @@ def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
     six = None
     if first.six is not None:
         shared = all(each is runs[0][2] for *_, each in runs) and len(first.six[0]) == 1
-        wide = [[part.expand(len(ask.x_RL), *part.shape[1:]) for part in own or []] for _, ask, own in runs]
+        # The null is one group for the whole row.
+        groups = max(len(own[0][0]) for *_, own in runs if own is not None)
+        wide = [[part.expand(len(ask.x_RL), groups, -1, -1) for part in own or []] for _, ask, own in runs]
         six = first.six if shared else [torch.cat(parts) for parts in zip(*wide, strict=True)]
     ends = np.cumsum([len(ask.x_RL) for _, ask, _ in runs])
     h_RLD = first._run(x_RL, six, t_R)

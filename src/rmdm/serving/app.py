@@ -41,6 +41,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or a stream of its parts.", "content": {"text/event-stream": {}}},
+    **ERRORS,
+}
+
+
 class TimeUpError(RMDMError):
     """A request took longer than it may."""
 
@@ -71,7 +77,7 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
         await run_in_threadpool(engine.close)
 
     app = FastAPI(
-        title="rmdm", version=rmdm.__version__, lifespan=life, docs_url=None, redoc_url=None,
+        title="rmdm", version=rmdm.__version__, lifespan=life, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="Text by representation-based masked diffusion, in OpenAI's completions schema.",
     )  # fmt: skip
     app.state.engine, app.state.shelf = engine, shelf
@@ -89,14 +95,14 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
         _note(request, "models")
         return shelf.find(model_id).card()
 
-    @app.post("/v1/completions", response_model=Completion, responses=ERRORS)
+    @app.post("/v1/completions", response_model=Completion, responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Any:
         work = await _begin(body, request, "completions", wants_steps=bool(body.stream))
         if body.stream:
             return _stream(work, work.completion_events())
         return await work.unless_gone(work.completion())
 
-    @app.post("/v1/denoise", response_model=Denoising, responses=ERRORS)
+    @app.post("/v1/denoise", response_model=Denoising, responses=STREAMED)
     async def denoise(body: CompletionRequest, request: Request) -> Any:
         work = await _begin(body, request, "denoise", wants_steps=True)
         if body.stream is not False:

@@ -260,7 +260,7 @@ class Engine:
             while not (self._waiting or self._groups or self._fitting or self._is_closed):
                 self._changed.wait()
             rows = self.active_rows
-            while self._waiting:
+            while self._waiting and not self._is_closed:
                 job = self._waiting[0]
                 if not job.is_cancelled and rows and rows + job.n > self.most_rows:
                     break

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO, Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,12 +54,11 @@ class RequestLog:
         print(json.dumps({"time": now, **entry}, ensure_ascii=False), file=self.stream, flush=True)
 
 
-class BodyError(Exception):
+class BodyError(HTTPException):
     """A body that is too large or too slow."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(status, message, {"connection": "close"})
 
 
 @dataclass
@@ -95,10 +95,7 @@ class Gate:
             if refusal is not None:
                 await refusal(scope, receive, sent)
             else:
-                try:
-                    await self.app(scope, self._limited(receive, scope), sent)
-                except BodyError as error:
-                    await error_answer(error.status, str(error), headers={"connection": "close"})(scope, receive, sent)
+                await self.app(scope, self._limited(receive), sent)
         finally:
             seconds = time.monotonic() - began
             if not ended:
@@ -127,7 +124,7 @@ class Gate:
             headers={"www-authenticate": "Bearer"},
         )  # fmt: skip
 
-    def _limited(self, receive: Receive, scope: Scope) -> Receive:
+    def _limited(self, receive: Receive) -> Receive:
         """`receive` with a limit on the body's bytes and on the time it takes."""
         total, is_complete, deadline = 0, False, time.monotonic() + BODY_SECONDS
 

@@ -1,8 +1,12 @@
-"""The HTTP protocol with an end to its patience: a connection that does not send its request is closed."""
+"""uvicorn as it is wanted here: a connection that does not send its request is closed, a signal ends in peace."""
 
 import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 15.0
@@ -25,3 +29,17 @@ class PatientProtocol(H11Protocol):
         """Stop the clock."""
         self._impatience.cancel()
         super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; a signal that has ended it is not raised once more."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM let what was taken be finished; a second one does not."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

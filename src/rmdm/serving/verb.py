@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     import uvicorn
 
     from rmdm.serving.app import Settings, make_app
-    from rmdm.serving.patient import PatientProtocol
+    from rmdm.serving.patient import PatientProtocol, Server
 
     served = open_models(args.models, args.device)
     settings = Settings(args.timeout, args.rows, args.queue, args.max_body, key, args.log_texts)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
         show(f"page: {url}/   API: {url}/v1/completions   Ctrl-C ends it")
         if args.host not in LOOPBACK and key is None:
             show(f"note: {args.host} can be reached from other machines and no key is asked for; see --api-key-env")
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(config).run(sockets=[listener])
     show("ended; every request that had been taken was answered")
     return {"url": url, "models": [one.name for one in served]}
 
@@ -86,15 +86,11 @@ def read_key(name: str | None) -> str | None:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else str(error.strerror)
         raise ConfigError(f"--host {host} --port {port}: {reason}; use another, or --port 0 for a free one") from None
-    return listener
 
 
 def open_models(refs: list[str], device: str) -> list[Any]:

@@ -116,3 +116,34 @@ def test_blocks_give_every_product_one_shape_and_rows_the_same_logits_in_any_bat
         assert torch.equal(at(chosen), whole[chosen])
     assert shapes - {("c", 4, 2), ("c", 1, 1)} == {(4, L), (denoiser.FIXED_PLACES, 16)}
     torch.testing.assert_close(whole[places(rows, 7)], plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_several_samplers_share_one_run_and_each_gets_its_own_answer(latent_model, x_BL, block):
+    c_BGC, rows_R = condition(latent_model), torch.tensor([3, 1])
+    makers = [
+        Denoiser(latent_model, c_BGC, block=block),
+        Denoiser(latent_model, c_BGC.flip(0), 2.0, block=block),
+        Denoiser(latent_model, block=block),
+        Denoiser(latent_model, c_BGC[:1], block=block),
+    ]
+    asks = [
+        denoiser.Ask(x_BL, None, *places(B, 5)),
+        denoiser.Ask(x_BL[rows_R], rows_R, *places(2, 7)),
+        denoiser.Ask(x_BL.flip(0), None, *places(B, 3)),
+        denoiser.Ask(x_BL, None, *places(B, 4)),
+    ]
+    together = denoiser.hidden_together(list(zip(makers, asks, strict=True)))
+    for maker, ask, answer in zip(makers, asks, together, strict=True):
+        own = torch.cat([logits for _, logits in maker.hidden(ask).chunks()])
+        shared = torch.cat([logits for _, logits in answer.chunks()])
+        torch.testing.assert_close(shared, own, atol=0 if block else 1e-6, rtol=0 if block else 1e-5)
+
+
+def test_samplers_with_a_time_share_a_run_too(x_BL):
+    model = tiny_backbone(V, L, time=True)
+    asks = [denoiser.Ask(x_BL, None, *places(B, 5), torch.full((B,), t)) for t in (0.2, 0.9)]
+    together = denoiser.hidden_together([(Denoiser(model), ask) for ask in asks])
+    for ask, answer in zip(asks, together, strict=True):
+        torch.testing.assert_close(answer.h_ND, Denoiser(model).hidden(ask).h_ND, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(together[0].h_ND, together[1].h_ND)

@@ -1,0 +1,202 @@
+"""Many requests share the runs of a network, and none of them can tell."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rmdm.errors import DataError, RMDMError
+from rmdm.hub import load_model
+from rmdm.model import Model
+from rmdm.request import Generation, Request
+from rmdm.serving.engine import Engine, Event, Full, Job
+from tests.release import save_release
+
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "mdlm": [
+        {"n": 3, "seed": 1, "steps": 4},
+        {"n": 1, "seed": 2, "steps": 9},
+        {"n": 2, "seed": 1, "steps": 4, "sampler": "balanced", "temperature": 0.7},
+        {"n": 2, "seed": 5, "steps": 4, "sampler": "margin", "remask": 0.3},
+        {"n": 1, "seed": 3, "steps": 4, "prefix": "anna was"},
+        {"n": 2, "seed": 4, "steps": 3, "infill": "tom [MASK:2] near the [MASK] .", "top_p": 0.9},
+        {"n": 1, "seed": 9, "steps": 4},
+    ],
+    "rmdm": [
+        {"n": 3, "seed": 1, "steps": 4},
+        {"n": 1, "seed": 2, "steps": 9, "guidance": 1.5},
+        {"n": 2, "seed": 1, "steps": 4, "sampler": "balanced", "latent_seed": 8},
+        {"n": 1, "seed": 3, "steps": 4, "prefix": "anna was", "draws": 3, "rounds": 3},
+        {"n": 2, "seed": 3, "steps": 4, "prefix": "anna was", "given": "null"},
+        {"n": 2, "seed": 4, "steps": 3, "infill": "tom [MASK:2] near the [MASK] .", "given": "prior"},
+        {"n": 2, "seed": 4, "steps": 3, "like": "tom was sad near the river ."},
+        {"n": 1, "seed": 9, "steps": 4, "latent_temperature": 0.5},
+    ],
+    "sedd": [{"n": 2, "seed": 1, "steps": 4}, {"n": 1, "seed": 2, "steps": 7}, {"seed": 3, "prefix": "anna was"}],
+    "ar": [{"n": 2, "seed": 1}, {"n": 1, "seed": 2, "temperature": 0.5}, {"seed": 3, "prefix": "anna was"}],
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    folder = tmp_path_factory.mktemp("served")
+    return {name: load_model(save_release(folder / name, name)) for name in REQUESTS}
+
+
+class Client:
+    """Hears what one job is told."""
+
+    def __init__(self, model: Model, values: dict[str, Any], *, steps: bool = False) -> None:
+        self.events: list[Event] = []
+        self.ended = threading.Event()
+        self.job = Job(model, model.ready(Request(**values)), self.hear, steps)
+
+    def hear(self, event: Event) -> None:
+        self.events.append(event)
+        if event.kind != "step":
+            self.ended.set()
+
+    def wait(self) -> Event:
+        assert self.ended.wait(60)
+        return self.events[-1]
+
+    def done(self) -> Generation:
+        event = self.wait()
+        assert event.done is not None, event.error
+        return event.done
+
+
+@pytest.fixture
+def engine():
+    one = Engine(most_rows=16)
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("steps", [False, True], ids=["quiet", "heard"])
+def test_requests_of_all_kinds_together_get_what_each_gets_alone(models, engine, steps):
+    asked = [(models[name], values) for name, of in REQUESTS.items() for values in of]
+    clients = [Client(model, values, steps=steps) for model, values in asked]
+    engine.submit([client.job for client in clients])
+    engine.start()
+    for client, (model, values) in zip(clients, asked, strict=True):
+        done, alone = client.done(), model.write(Request(**values))
+        assert done.texts == alone.texts
+        assert np.array_equal(done.tokens, alone.tokens)
+        assert done.settings == alone.settings
+    assert engine.counts.jobs == len(clients)
+    assert engine.active_rows == 0
+
+
+def test_waiting_requests_share_runs_of_the_network(models, engine):
+    clients = [Client(models["mdlm"], {"seed": seed, "steps": 2 + seed % 3}) for seed in range(12)]
+    engine.submit([client.job for client in clients])
+    engine.start()
+    for client in clients:
+        client.done()
+    assert engine.counts.rounds <= 4
+    assert engine.counts.rows > 2 * engine.counts.rounds
+
+
+def test_rows_at_work_stay_within_the_limit(models, engine):
+    clients = [Client(models["mdlm"], {"seed": seed, "n": 7, "steps": 6}) for seed in range(5)]
+    seen = []
+    heard = clients[0].job.listener
+    clients = [Client(models["mdlm"], {"seed": seed, "n": 7, "steps": 6}, steps=True) for seed in range(5)]
+    for client in clients:
+        heard = client.job.listener
+        client.job.listener = lambda event, heard=heard: (seen.append(engine.active_rows), heard(event))
+    engine.submit([client.job for client in clients])
+    engine.start()
+    for client in clients:
+        client.done()
+    assert 7 < max(seen) <= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("mdlm", {"n": 2, "seed": 1, "steps": 5}),
+        ("mdlm", {"n": 2, "seed": 5, "steps": 5, "sampler": "entropy", "remask": 0.4}),
+        ("rmdm", {"n": 2, "seed": 5, "steps": 5, "guidance": 2.0}),
+        ("sedd", {"n": 2, "seed": 5, "steps": 5}),
+        ("ar", {"n": 2, "seed": 5}),
+    ],
+)
+def test_the_steps_that_are_told_lead_to_the_text(models, engine, name, values):
+    client = Client(models[name], values, steps=True)
+    engine.submit([client.job])
+    engine.start()
+    done = client.done()
+    x_BL = client.job.ready.x_BL.numpy().copy()
+    changes = [event.change for event in client.events[:-1]]
+    assert [change.step for change in changes] == list(range(len(changes)))
+    for change in changes:
+        x_BL[change.row_N, change.place_N] = change.token_N
+        written = change.token_N != models[name].tokenizer.mask_id
+        assert ((change.p_N[written] > 0) & (change.p_N[written] <= 1)).all()
+    assert np.array_equal(x_BL, done.tokens)
+    assert len(changes) == (16 if name == "ar" else 5)
+
+
+def test_a_request_that_is_given_up_leaves_and_the_others_stay(models, engine):
+    long = Client(models["mdlm"], {"n": 4, "seed": 1, "steps": 4000}, steps=True)
+    short = Client(models["mdlm"], {"n": 4, "seed": 1, "steps": 4})
+    begun = threading.Event()
+    heard = long.job.listener
+
+    def gives_up(event: Event) -> None:
+        heard(event)
+        long.job.cancel()
+        begun.set()
+
+    long.job.listener = gives_up
+    engine.submit([long.job])
+    engine.start()
+    assert begun.wait(60)
+    engine.submit([short.job])
+    assert short.done().texts == models["mdlm"].write(short.job.ready.request).texts
+    assert len(long.events) == 1
+    assert engine.counts.cancelled == 1
+    assert engine.active_rows == 0
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(models):
+    engine = Engine(most_waiting=3)
+    jobs = [Client(models["mdlm"], {"seed": seed, "steps": 2}).job for seed in range(5)]
+    engine.submit(jobs[:2])
+    with pytest.raises(Full, match="2 requests are waiting and no more are taken; try again in 1 s"):
+        engine.submit(jobs[2:4])
+    assert engine.waiting == 2
+    engine.submit(jobs[4:])
+    engine.start()
+    engine.close()
+
+
+def test_a_failing_model_fails_its_own_requests_only(models, tmp_path):
+    broken = load_model(save_release(tmp_path / "broken", "mdlm"))
+    with torch.no_grad():
+        broken.backbone.embed.weight.fill_(torch.nan)
+    engine = Engine()
+    bad, good = Client(broken, {"seed": 1, "steps": 3}), Client(models["mdlm"], {"seed": 1, "steps": 3})
+    engine.submit([bad.job, good.job])
+    engine.start()
+    assert isinstance(bad.wait().error, DataError)
+    assert good.done().texts
+    again = Client(models["mdlm"], {"seed": 1, "steps": 3})
+    engine.submit([again.job])
+    assert again.done().texts == good.done().texts
+    assert engine.counts.failed == 1
+    engine.close()
+
+
+def test_those_who_wait_when_it_closes_are_told(models):
+    engine = Engine()
+    client = Client(models["mdlm"], {"seed": 1, "steps": 3})
+    engine._is_closed = True
+    engine.submit([client.job])
+    engine.start()
+    assert isinstance(client.wait().error, RMDMError)
+    assert "shutting down" in str(client.wait().error)
