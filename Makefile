@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test clean
+.PHONY: setup demo docs test clean
 
 setup: $(VENV)/.demo
 
@@ -23,6 +23,15 @@ $(VENV)/.dev: $(VENV)/.demo
 demo: setup
 	$(BIN)/rmdm run storyworld-mini-mdlm storyworld-mini --out runs/demo
 
+# The documentation as a static site, in site/.
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,4 +39,4 @@ test: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal
 
 clean:
-	rm -rf $(VENV) runs data
+	rm -rf $(VENV) runs/*/ data site

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -446,6 +447,39 @@ def run_report(args: argparse.Namespace, overrides: dict[str, Any], show: Show) 
     return run(args, show)
 
 
+def serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of `serve`."""
+    from rmdm.serving.verb import flags
+
+    flags(parser)
+
+
+def run_serve(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm serve`: the page and the API."""
+    from rmdm.serving.verb import run
+
+    return run(args, show)
+
+
+def share_flags(verb: str, parser: argparse.ArgumentParser) -> None:
+    """Flags of a verb that shares models."""
+    from rmdm.share.verbs import VERBS as SHARE
+
+    SHARE[verb][0](parser)
+
+
+def run_share(verb: str, args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
+    """`rmdm export`, `push`, `pull` and `card`: models to and from others."""
+    from rmdm.share.verbs import VERBS as SHARE
+
+    return SHARE[verb][1](args, show)
+
+
+def share_verb(name: str, text: str) -> Verb:
+    """One of them, not imported until it is asked for."""
+    return Verb(text, False, partial(share_flags, name), partial(run_share, name))
+
+
 def presets_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `presets`."""
     parser.add_argument("name", nargs="?", help="print this preset in full, ready to be saved and edited")
@@ -462,5 +496,10 @@ VERBS: dict[str, Verb] = {
     "bench": Verb("measure speed and memory", False, bench_flags, run_bench),
     "report": Verb("put everything measured of some runs on one page", False, report_flags, run_report),
     "sample": Verb("write text with a trained model", False, sample_flags, run_sample),
+    "serve": Verb("a page and an OpenAI-compatible API for models", False, serve_flags, run_serve),
+    "export": share_verb("export", "put a trained model in a folder that can be shared"),
+    "push": share_verb("push", "share a model on the Hugging Face hub, or in a folder"),
+    "pull": share_verb("pull", "get a shared model, verified"),
+    "card": share_verb("card", "print a model's card: settings, data, figures, licence"),
     "presets": Verb("list the presets, or print one", False, presets_flags, run_presets),
 }

@@ -1,4 +1,4 @@
-"""Released models: a folder of safetensors, JSON and a tokenizer. Loading one executes nothing from it."""
+"""Models on disk: a folder of safetensors, JSON and a tokenizer. Loading one executes nothing from it."""
 
 import json
 import os
@@ -21,6 +21,8 @@ from rmdm.errors import CheckpointError, ConfigError
 from rmdm.model import Model
 from rmdm.processes import PROCESSES
 from rmdm.revision import git_revision
+from rmdm.share.manifest import MANIFEST, verify
+from rmdm.share.names import hub_name
 
 
 def build_backbone(config: Config, vocab_size: int) -> DiT:
@@ -70,15 +72,24 @@ def save_stage_one(folder: Path, flow: Path, cache: Path) -> None:
             shutil.copyfile(source, folder / name)
 
 
-def load_model(path: str | Path, device: str | torch.device = "cpu") -> Model:
-    """Load a release folder, or the newest checkpoint of a run directory."""
-    folder = find_model(Path(path))
+def load_model(path: str | Path, device: str | torch.device = "cpu", revision: str | None = None) -> Model:
+    """Load a released folder, the newest checkpoint of a run directory, or `owner/name` of the Hugging Face hub.
+
+    A release's files are verified first. What is read is safetensors, JSON and a tokenizer; nothing is executed.
+    """
+    folder = find_model(path, revision)
+    verify(folder)
     try:
         meta: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         config, vocab_size, step = decode(meta["config"], str(folder / "model.json")), meta["vocab_size"], meta["step"]
-    except (ValueError, KeyError, TypeError):  # a UnicodeDecodeError is a ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):  # a UnicodeDecodeError is a ValueError
         raise CheckpointError(f"{folder / 'model.json'} is damaged (not the JSON of a model); restore it") from None
     tokenizer = Tokenizer.load(folder / "tokenizer")
+    if vocab_size != tokenizer.size:
+        raise CheckpointError(
+            f"{folder / 'model.json'} has vocab_size={vocab_size!r}, and the tokenizer {tokenizer.size} tokens: they "
+            "are not of one model; restore them"
+        )
     backbone = build_backbone(config, vocab_size)
     try:
         weights = load_file(folder / "model.safetensors")
@@ -111,14 +122,22 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU x{torch.get_num_threads()}"
 
 
-def find_model(path: Path) -> Path:
-    """The release folder that `path` is or holds."""
+def find_model(ref: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model: what a path is or holds, or `owner/name` of the hub in the Hugging Face cache."""
+    name = hub_name(str(ref))
+    if name is not None:
+        from rmdm.share.remote import fetch
+
+        return fetch(name, revision)
+    if revision is not None:
+        raise ConfigError(f"revision={revision!r} is of the hub, and {ref} is a path; leave it out, or use owner/name")
+    path = Path(ref).expanduser()
     for folder in (path, path / "model"):
-        if (folder / "model.json").is_file():
+        if any((folder / file).is_file() for file in ("model.json", MANIFEST)):
             return folder
     releases = sorted(path.glob("checkpoints/step-[0-9]*/model/model.json"))
     if releases:
         return releases[-1].parent
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a run directory, such as one under runs/")
+        raise CheckpointError(f"{path} does not exist; give a run directory, such as one under runs/, or owner/name")
     raise CheckpointError(f"{path} holds no trained model; train one with 'rmdm train PRESET --out {path}'")

@@ -1,6 +1,6 @@
 """What was measured of a run, kept beside it in RUN/eval/KIND.json and read back as long as the same is asked.
 
-RUN/eval/KIND.json   asked, rows, and the version and git revision that measured them
+RUN/eval/KIND.json   asked, rows, the version and git revision that measured them, and the day
 RUN/eval/earlier/    what stood there before something else was asked, by the time it was put away
 """
 
@@ -29,7 +29,8 @@ def recorded(path: Path, asked: dict[str, Any], measure: Callable[[], Rows], sho
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         show(f"measure: figures of other settings were in {path}; they are now {put_away(path)}")
-    made_by = {"rmdm": rmdm.__version__, "revision": git_revision()}
+    day = datetime.now(UTC).date().isoformat()
+    made_by = {"rmdm": rmdm.__version__, "revision": git_revision(), "date": day}
     write_json(path, {"asked": asked, "rows": rows, **made_by})
     return rows
 

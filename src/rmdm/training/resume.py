@@ -7,6 +7,7 @@ from typing import Any
 
 from rmdm.config import Config, load_config
 from rmdm.errors import CheckpointError, ConfigError
+from rmdm.share.names import hub_name
 from rmdm.training.checkpoint import list_checkpoints, step_of, verify_checkpoint
 from rmdm.training.task import Task
 
@@ -64,7 +65,7 @@ def with_whole_paths(config: Config) -> Config:
     """The config with the paths of other runs spelled out, so that it means the same in any working directory."""
 
     def whole(path: str | None) -> str | None:
-        return str(Path(path).resolve()) if path is not None else None
+        return path if path is None or hub_name(path) is not None else str(Path(path).resolve())
 
     train = dataclasses.replace(config.train, init_from=whole(config.train.init_from))
     return dataclasses.replace(

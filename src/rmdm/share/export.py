@@ -1,0 +1,177 @@
+"""A folder to share, written whole or not at all."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import rmdm
+from rmdm.encoders.whitening import Whitening
+from rmdm.errors import CheckpointError, ConfigError
+from rmdm.hub import load_model
+from rmdm.meanflow.flow import Flow
+from rmdm.report.table import short_paths
+from rmdm.revision import git_revision
+from rmdm.share.about import Source, open_source, released_config
+from rmdm.share.card import card, is_public
+from rmdm.share.manifest import CARD, MANIFEST, META, PAGE, READ, WEIGHTS, is_edited, verify, write_manifest
+from rmdm.training.checkpoint import file_signature
+
+Dtype = Literal["fp32", "bf16"]
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
+EXACT = ("latent.matrix",)
+"""Not learnt but computed, and small: orthonormal rows stay so."""
+
+
+def export(
+    ref: str,
+    out: Path,
+    show: Callable[[str], None],
+    *,
+    dtype: Dtype | None = None,
+    licence: str | None = None,
+    name: str | None = None,
+) -> Source:
+    """Write the model of a run, or a released one again, into the folder `out`, which must not exist or be empty.
+
+    `dtype` is how weights are stored (default: as they are), `name` what the card loads the model by.
+    """
+    check_free(out)
+    source = open_source(ref)
+    edited = is_edited(source.folder, source.files)
+    if licence is not None and edited:
+        raise ConfigError(
+            f"--licence {licence}: {source.folder / PAGE} was edited by hand; state the licence there, or restore it"
+        )
+    with new_folder(out) as folder:
+        written = write_release(source, folder, dtype=dtype, licence=licence)
+        if edited and (source.folder / PAGE).is_file():
+            shutil.copyfile(source.folder / PAGE, folder / PAGE)
+            show(f"{PAGE} was edited by hand and is kept as it is")
+        else:
+            (folder / PAGE).write_text(card(written, name or out.name), encoding="utf-8")
+        write_manifest(folder)
+        check_loads(folder)
+    encoder = source.config.encoder.name
+    if source.arm.has_text_latent and encoder is not None and not is_public(encoder):
+        show(f"note: encoder.name={encoder} is a folder of this machine; others can write, but not --like a text")
+    return dataclasses.replace(written, folder=out, files=verify(out))
+
+
+def write_release(source: Source, folder: Path, *, dtype: Dtype | None, licence: str | None) -> Source:
+    """Everything but the page and the manifest."""
+    for name in READ:
+        if name != WEIGHTS and (source.folder / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source.folder / name, folder / name)
+    shorten_tokenizer_name(folder / "tokenizer" / "tokenizer_meta.json")
+    about = source.about
+    if dtype is None or dtype == source.stored:
+        shutil.copyfile(source.folder / WEIGHTS, folder / WEIGHTS)
+    else:
+        save_file(stored_as(load_file(source.folder / WEIGHTS), TORCH[dtype]), folder / WEIGHTS)
+        if dtype == "bf16":  # wider numbers hold the same values
+            about = dataclasses.replace(about, rounded_from=source.stored)
+        own = file_signature(folder / WEIGHTS)
+        about = dataclasses.replace(about, measured=[*(one for one in about.measured if one != own), own])
+    config = released_config(source.config)
+    meta = {**source.meta, "config": config, "released": MANIFEST}
+    meta["released_by"] = {"rmdm": rmdm.__version__, "revision": git_revision()}
+    (folder / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    about = dataclasses.replace(about, licence=licence if licence is not None else about.licence)
+    about.save(folder / CARD)
+    return dataclasses.replace(source, folder=folder, meta=meta, about=about)
+
+
+def stored_as(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights in another precision; vectors, which are few and of norms and biases, stay exact."""
+    return {
+        name: value.to(dtype if value.ndim > 1 and name not in EXACT else torch.float32).contiguous()
+        if value.is_floating_point()
+        else value
+        for name, value in weights.items()
+    }
+
+
+def shorten_tokenizer_name(path: Path) -> None:
+    """A pretrained tokenizer is named after where it was found, which may be a folder of this machine."""
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(meta.get("name"), str) and short_paths(meta["name"]) != meta["name"]:
+        meta["name"] = short_paths(meta["name"])
+        path.write_text(json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_loads(folder: Path) -> None:
+    """Refuse to hand out what cannot be used."""
+    load_model(folder)
+    if (folder / "flow").is_dir():
+        Flow.load(folder / "flow")
+    if (folder / "whitening.safetensors").is_file():
+        Whitening.load(folder / "whitening.safetensors")
+
+
+def copy_release(source: Path, out: Path) -> None:
+    """Copy the parts of a model into the folder `out`, and verify the copy before it is there."""
+    check_free(out)
+    verify(source)
+    with new_folder(out) as folder:
+        for name in (*READ, CARD, PAGE, MANIFEST):
+            if (source / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+        verify(folder)
+
+
+def check_free(out: Path) -> None:
+    """Refuse a place where something lies already."""
+    if out.resolve() == Path.cwd():
+        raise ConfigError(f"{out} is the folder you are in; give one of its own, such as ./model")
+    if out.is_dir():
+        if any(out.iterdir()):
+            raise ConfigError(f"{out} exists and is not empty; give another folder, or delete it first")
+    elif os.path.lexists(out):
+        raise ConfigError(f"{out} exists and is no folder; give another")
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Generator[Path]:
+    """A temporary folder beside `out` that becomes it at the end; after a failure there is nothing."""
+    temporary: Path | None = None
+    try:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+            yield temporary
+            settle(temporary)
+            temporary.rename(out)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise CheckpointError(
+                f"{out} could not be written ({reason}); check the place, and that it has room"
+            ) from None
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def settle(folder: Path) -> None:
+    """Have everything on the disk before the folder gets its name, and readable as new files are.
+
+    Temporary folders and safetensors are made for their owner alone.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())

