@@ -65,9 +65,11 @@ def with_whole_paths(config: Config) -> Config:
     """The config with the paths of other runs spelled out, so that it means the same in any working directory."""
 
     def whole(path: str | None) -> str | None:
-        return path if path is None or hub_name(path) is not None else str(Path(path).resolve())
+        return str(Path(path).resolve()) if path is not None else None
 
-    train = dataclasses.replace(config.train, init_from=whole(config.train.init_from))
+    start = config.train.init_from
+    is_hubs = start is not None and hub_name(start) is not None
+    train = dataclasses.replace(config.train, init_from=start if is_hubs else whole(start))
     return dataclasses.replace(
         config, train=train, latent=dataclasses.replace(config.latent, flow=whole(config.latent.flow))
     )
