@@ -41,11 +41,8 @@ class Choice:
     """tau as a number."""
     draws: int = 1
     rounds: int = 1
-
-    @property
-    def reads(self) -> bool:
-        """Whether texts may have to be read for it."""
-        return self.by in ("encode", "like", "between")
+    reads: bool = False
+    """Whether a text has to be read for it."""
 
     def report(self, request: Request) -> dict[str, Any]:
         """The part of the settings that is about the latent."""
@@ -94,7 +91,8 @@ class Latents:
         for field in SOURCES:
             if getattr(request, field) is not None:
                 self._check_given(request, field)
-                return Choice(field)
+                ends = request.between if request.between is not None else (getattr(request, field),)
+                return Choice(field, reads=any(isinstance(end, str | TextLatent) for end in ends))
         asked = request.latent_temperature
         tau = self.config.sample.latent_temperature if asked is None else asked
         scale = self.source.temperature(tau)
@@ -113,7 +111,7 @@ class Latents:
             if not self.text_given(pattern).any():
                 return drawn
             return Choice(given, tau, scale, request.draws or own.draws, request.rounds or own.rounds)
-        return drawn if given == "prior" else Choice(given)
+        return drawn if given == "prior" else Choice(given, reads=given == "encode")
 
     def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
         """z~ of the rows `x_BL`, all of them alike; None for the learned null and for models without a latent."""

@@ -286,16 +286,14 @@ def test_broken_bodies_are_refused(web, content, status):
         assert "\n" not in answer.json()["error"]["message"]
 
 
-def test_a_body_without_a_length_is_limited_too(server, web):
+def test_a_body_without_a_length_is_limited_too(web):
     def endless() -> Iterator[bytes]:
         for _ in range(40):
             yield b" " * 65536
 
-    # The server may hang up on what it has refused before the client has sent it all.
-    with contextlib.suppress(httpx.WriteError, httpx.ReadError):
-        answer = web.post("/v1/completions", content=endless(), headers={"content-type": "application/json"})
-        assert answer.status_code == 413
-    assert json.loads(server.log[-1])["status"] == 413
+    answer = web.post("/v1/completions", content=endless(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+    assert "over the limit of 1048576 bytes" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,11 @@ class Answers:
         ended = self.ended(row_L)
         text = self.model.texts(row_L[None], self.ready.pattern)[0]
         tokens = self.tokens(row_L, np.arange(self.place.start, self.place.stop))
+        if self.ready.pattern.shown is None and self.model.page.is_padded:
+            # What a row holds behind the end of its document is no part of the text.
+            ends = [token.at for token in tokens if token.id == self.model.tokenizer.separator_id]
+            for token in tokens[ends[0] :] if ends else ():
+                token.text, token.control = "", True
         return DoneRow(index=self.first + i, text=text, tokens=tokens, finish_reason=ended.reason)
 
     def tokens(self, row_L: Row, places: Row, p: NDArray[np.float64] | None = None) -> list[Token]:

@@ -1,6 +1,7 @@
 """What stands between the network and the routes: sizes, time-outs, the key, the request log."""
 
 import asyncio
+import contextlib
 import hmac
 import json
 import secrets
@@ -19,6 +20,8 @@ from rmdm.serving.schema import ErrorAnswer, ErrorBody
 
 BODY_SECONDS = 20.0
 """Time a client may take to send its body."""
+DRAIN_BYTES, DRAIN_SECONDS = 1 << 26, 3.0
+"""How much of a refused body is still taken off the wire, so that its sender can read why it was refused."""
 OPEN_ROUTES = ("/", "/healthz")
 SECURE = {
     b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
@@ -93,6 +96,8 @@ class Gate:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
+                if refusal.status_code == 413:
+                    await drain(receive)
                 await refusal(scope, receive, sent)
             else:
                 await self.app(scope, self._limited(receive), sent)
@@ -140,7 +145,20 @@ class Gate:
                 total += len(message.get("body", b""))
                 is_complete = not message.get("more_body", False)
                 if total > self.most_bytes:
+                    await drain(receive)
                     raise BodyError(413, f"the body is over the limit of {self.most_bytes} bytes; send less")
             return message
 
         return limited
+
+
+async def drain(receive: Receive) -> None:
+    """Take what a client still sends, up to a point: to hang up on it would lose the answer on its way."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            total = 0
+            while total < DRAIN_BYTES:
+                message = await receive()
+                total += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    break
