@@ -46,6 +46,9 @@ def main() -> None:
         "scattered words": [random.random(n) < args.keep for n in words],
         "beginning": [np.arange(n) < args.keep * n for n in words],
     }
+    for kept in kinds.values():
+        for keep in kept:
+            keep[-2] &= not keep.all()  # at least one gap: the last word before the stop
     print(f"{model.config.name}, {args.stories} stories, {args.keep:.0%} of the words given, {args.steps} steps")
     for kind, kept in kinds.items():
         for name, way in WAYS.items():

@@ -349,7 +349,7 @@ def load_config(ref: str | Path) -> Config:
             raise ConfigError(
                 f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it"
             ) from None
-        return decode(_parse_yaml(text, str(path)), str(path))
+        return decode(with_base(_parse_yaml(text, str(path)), str(path)), str(path))
     if str(ref) in preset_names():
         return decode(preset_values(str(ref)), f"preset {ref}")
     if path.suffix in {".yaml", ".yml"}:
@@ -358,10 +358,19 @@ def load_config(ref: str | Path) -> Config:
 
 
 def preset_values(name: str) -> dict[str, Any]:
-    """The fields of a preset; one that names a `base` changes only what it says."""
-    values = _parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"preset {name}")
-    base = values.pop("base", None)
-    return merged(preset_values(base), values) if base is not None else values
+    """The fields of a preset, those of its base included."""
+    where = f"preset {name}"
+    return with_base(_parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), where), where)
+
+
+def with_base(values: Any, where: str) -> Any:
+    """The fields of a file; one that names a preset as its `base` says only what it changes."""
+    if not isinstance(values, dict) or values.get("base") is None:
+        return values
+    base = str(values["base"])
+    if base not in preset_names():
+        raise ConfigError(f"{where}: base={base!r} is no preset; {nearest(base, preset_names())}")
+    return merged(preset_values(base), {name: value for name, value in values.items() if name != "base"})
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

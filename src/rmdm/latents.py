@@ -15,7 +15,7 @@ from rmdm.backbone.dit import DiT
 from rmdm.backbone.latent import Latent
 from rmdm.config import Config
 from rmdm.data.tokenizer import Tokenizer
-from rmdm.errors import ConfigError
+from rmdm.errors import ConfigError, RMDMError
 from rmdm.meanflow.flow import Flow
 from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, TextLatent
 from rmdm.samplers.generate import autocast
@@ -43,6 +43,8 @@ class Choice:
     rounds: int = 1
     reads: bool = False
     """Whether a text has to be read for it."""
+    starts_at_text: bool = False
+    """For `resample`: whether the first round has the latent of the given text to choose from."""
 
     def report(self, request: Request) -> dict[str, Any]:
         """The part of the settings that is about the latent."""
@@ -51,9 +53,12 @@ class Choice:
             "latent": self.by if self.by != "none" else None,
             "latent_seed": seed if self.by not in ("none", "null") else None,
             "tau": self.scale if self.by in ("flow", "prior", "resample") else None,
-            **({"draws": self.draws, "rounds": self.rounds} if self.by == "resample" else {}),
+            **(self._resampling() if self.by == "resample" else {}),
             **({"weight": middle(request.weight)} if self.by == "between" else {}),
         }
+
+    def _resampling(self) -> dict[str, Any]:
+        return {"draws": self.draws, "rounds": self.rounds, "start": "text" if self.starts_at_text else "draw"}
 
 
 def latent_keys(request: Request) -> NDArray[np.int64]:
@@ -110,7 +115,8 @@ class Latents:
             own = self.config.sample
             if not self.text_given(pattern).any():
                 return drawn
-            return Choice(given, tau, scale, request.draws or own.draws, request.rounds or own.rounds)
+            draws, rounds = request.draws or own.draws, request.rounds or own.rounds
+            return Choice(given, tau, scale, draws, rounds, starts_at_text=self.can_read)
         return drawn if given == "prior" else Choice(given, reads=given == "encode")
 
     def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
@@ -129,13 +135,12 @@ class Latents:
         if choice.by in ("none", "null"):
             return None
         if choice.by == "resample":
-            how = {"draws": choice.draws, "rounds": choice.rounds, "tau": choice.tau}
+            start = self._start(x_BL, keys_B, choice.tau) if choice.starts_at_text else None
+            how = {"draws": choice.draws, "rounds": choice.rounds, "tau": choice.tau, "start_BGK": start}
             with autocast(self.device):
                 return (yield from resample_steps(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how))
         if choice.by == "encode":
-            e_1GD, present_1G = self.read_given(x_BL[:1])
-            e_BGD = self.reader.fill(e_1GD.expand(request.n, -1, -1), present_1G.expand(request.n, -1), keys_B)
-            return self._noisy(self.reader.condition(e_BGD), keys_B)
+            return self._noisy(self._condition_given(x_BL, keys_B), keys_B)
         if request.between is not None:
             return self._between(request.between, middle(request.weight), keys_B)
         end = request.like if request.like is not None else request.latent
@@ -189,6 +194,15 @@ class Latents:
         return LatentReader(encoder, whitening, latent, self._flow, gives_z0, self.backbone.mask_id)
 
     @cached_property
+    def can_read(self) -> bool:
+        """Whether latents can be read off texts here: the model has such latents, and its encoder can be had."""
+        try:
+            _ = self.reader
+        except RMDMError:
+            return False
+        return True
+
+    @cached_property
     def _flow(self) -> Flow:
         return Flow.load(self.folder / "flow", self.device)
 
@@ -196,6 +210,16 @@ class Latents:
         if self.backbone.latent is None:
             raise ConfigError(f"{self.config.name} is a model without a latent; use an rmdm model")
         return self.backbone.latent
+
+    def _condition_given(self, x_BL: Tensor, keys_B: NDArray[np.int64]) -> Tensor:
+        """What stage II is conditioned on for the text that is given in rows that are all alike."""
+        e_1GD, present_1G = self.read_given(x_BL[:1])
+        n = len(keys_B)
+        e_BGD = self.reader.fill(e_1GD.expand(n, -1, -1), present_1G.expand(n, -1), keys_B)
+        return self.reader.condition(e_BGD)
+
+    def _start(self, x_BL: Tensor, keys_B: NDArray[np.int64], tau: Tau) -> Tensor:
+        return self.source.noise_at(self._condition_given(x_BL, keys_B), keys_B, tau)
 
     def _filled(self, text: TextLatent, keys_B: NDArray[np.int64]) -> Tensor:
         """Its embedding for each row, with the row's noise where it has no text."""

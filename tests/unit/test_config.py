@@ -111,3 +111,14 @@ def test_every_field_has_a_docstring_for_the_help_page():
     documented = re.findall(r"^    (\w+): [^\n]*\n    \"\"\"", inspect.getsource(rmdm.config), flags=re.MULTILINE)
     leaves = {name.rpartition(".")[2] for name in field_names(Config)}
     assert leaves <= set(documented)
+
+
+def test_a_file_of_ones_own_may_name_a_preset_as_its_base(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: storyworld-mini-mdlm\nname: mine\noptim: {lr: 0.5}\n", encoding="utf-8")
+    mine, base = load_config(path), load_config("storyworld-mini-mdlm")
+    assert (mine.name, mine.optim.lr) == ("mine", 0.5)
+    assert mine == dataclasses.replace(base, name="mine", optim=dataclasses.replace(base.optim, lr=0.5))
+    path.write_text("base: storyworld-mimi\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"mine.yaml: base='storyworld-mimi' is no preset; did you mean 'storyworld-"):
+        load_config(path)

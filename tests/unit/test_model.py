@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import rmdm
 from rmdm.errors import ConfigError, DataError
+from rmdm.hub import load_model
 from rmdm.request import Request
 from rmdm.samplers.noise import row_keys
 from tests.release import GROUPS, LENGTH, WORDS, byte_tokenizer, save_release
@@ -450,3 +453,29 @@ def test_a_device_that_is_not_there(zoo):
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device='cuda', but torch sees no GPU here"):
             rmdm.load(folder, "cuda")
+
+
+@pytest.mark.parametrize("draw", ["flow", "prior"])
+def test_a_fitted_latent_starts_at_that_of_the_given_text_where_it_can_be_read(tmp_path, draw):
+    release = save_release(tmp_path / "model", "rmdm", latent__draw=draw)
+    text = "anna was [MASK] near the [MASK] ."
+    read = load_model(release).infill(text, n=2, seed=1, rounds=1, draws=1)
+    assert read.settings["start"] == "text"
+    shutil.rmtree(tmp_path / "model-encoder")
+    blind = load_model(release).infill(text, n=2, seed=1, rounds=1, draws=1)
+    assert blind.settings == {**read.settings, "start": "draw"}
+    assert not torch.equal(read.latents, blind.latents)
+
+
+@pytest.mark.parametrize("draw", ["flow", "prior"])
+@pytest.mark.parametrize("tau", [1.0, 0.5, "paper"])
+def test_the_noise_of_a_latent_leads_back_to_it(tmp_path, draw, tau):
+    model = load_model(save_release(tmp_path / "model", "rmdm", latent__draw=draw))
+    source, keys_B = model.latents.source, row_keys(3, range(2))
+    x_BL = model.ready(Request(infill="anna was [MASK] near the [MASK] .", n=2)).x_BL
+    z_BGD = model.latents._condition_given(x_BL, keys_B)
+    wanted = source.latent.noisy(z_BGD, torch.from_numpy(keys_B))
+    if draw == "flow" and tau == "paper":  # which leaves out the noise of training
+        wanted = z_BGD @ source.latent.matrix.T / math.sqrt(1 + source.latent.sigma**2)
+    got = source.of_noise(source.noise_at(z_BGD, keys_B, tau), tau)
+    torch.testing.assert_close(got, wanted, atol=0.05 if draw == "flow" else 1e-5, rtol=0)

@@ -5,6 +5,8 @@
     p(x_U | z~) ~ prod_k prod_{i in U_k} p(x_i | x_{U_1}, ..., x_{U_{k-1}}, z~)
 
 where U_1, ..., U_4 are random quarters of U, the same for all latents of a row: a chain-rule estimate in four forwards.
+Where the encoder can be had, its latent of the given text takes the place of one of the R.
+
 Where a latent says much about its row, even the best of a few draws hardly fits the tokens. So more rounds follow, each
 with R draws near the latent that was kept: with nu the noise it is made of,
 
@@ -49,9 +51,14 @@ def resample(
     draws: int,
     rounds: int = 1,
     tau: Tau = 1.0,
+    start_BGK: Tensor | None = None,
 ) -> Tensor:
-    """z~ of each row, (B, G, d_z), that fits its tokens at `scored_BL`: `rounds` times one of `draws` is kept."""
-    steps = resample_steps(backbone, source, x_BL, keys_B, scored_BL, draws=draws, rounds=rounds, tau=tau)
+    """z~ of each row, (B, G, d_z), that fits its tokens at `scored_BL`: `rounds` times one of `draws` is kept.
+
+    `start_BGK` is the noise of a latent that takes the place of the first draw.
+    """
+    how = {"draws": draws, "rounds": rounds, "tau": tau, "start_BGK": start_BGK}
+    steps = resample_steps(backbone, source, x_BL, keys_B, scored_BL, **how)
     try:
         while True:
             next(steps)
@@ -69,6 +76,7 @@ def resample_steps(
     draws: int,
     rounds: int,
     tau: Tau,
+    start_BGK: Tensor | None = None,
 ) -> Generator[None, None, Tensor]:
     """The same with a pause after each round."""
     size = max(1, CHUNK_ROWS // draws)
@@ -76,7 +84,7 @@ def resample_steps(
     for first in range(0, len(x_BL), size):
         part = slice(first, first + size)
         chain = _Chain(backbone, source, x_BL[part], keys_B[part], scored_BL[part], tau)
-        parts.append((yield from chain.run(draws, rounds)))
+        parts.append((yield from chain.run(draws, rounds, start_BGK[part] if start_BGK is not None else None)))
     return torch.cat(parts)
 
 
@@ -95,11 +103,13 @@ class _Chain:
         self.backbone, self.source, self.x_BL, self.keys_B, self.tau = backbone, source, x_BL, keys_B, tau
         self.scored_BL = scored_BL
 
-    def run(self, draws: int, rounds: int) -> Generator[None, None, Tensor]:
+    def run(self, draws: int, rounds: int, start_BGK: Tensor | None) -> Generator[None, None, Tensor]:
         """The latents that are kept at last, (B, G, d_z), with a pause after each round."""
         B = len(self.keys_B)
         keys_BR = round_keys(self.keys_B, 0, draws)
         noise_BRGK = self.source.noise(keys_BR.ravel()).unflatten(0, (B, draws))
+        if start_BGK is not None:
+            noise_BRGK[:, 0] = start_BGK
         zt_BRGd, score_BR = self._scored(noise_BRGK)
         noise, zt, score_B = self._keep(0, noise_BRGK, zt_BRGd, score_BR)
         for number in range(1, rounds):

@@ -63,6 +63,16 @@ class LatentSource:
             e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
             return (e_BGD @ latent.matrix.T + sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
 
+    def noise_at(self, z_BGD: Tensor, keys_B: np.ndarray, tau: Tau = 1.0) -> Tensor:
+        """The numbers from which `of_noise` leads to the latent of `z_BGD`, what stage II is conditioned on."""
+        latent, scale = self.latent, self.temperature(tau)
+        keys = torch.from_numpy(keys_B).to(z_BGD.device)
+        if self.flow is None:
+            return latent.noisy(z_BGD, keys) / scale
+        with torch.autocast(z_BGD.device.type, enabled=False):
+            start_BGD = self.flow.to_latent(z_BGD) / (1.0 if tau == "paper" else scale)
+        return torch.cat((start_BGD, normal(keys, (latent.groups, latent.project), NOISE_STREAM)), dim=-1)
+
     def temperature(self, tau: Tau) -> float:
         """tau as a number: z~ of the prior has this standard deviation."""
         if tau == "paper":
