@@ -5,6 +5,10 @@ its next run of the network (`samplers.denoiser.Steps`), and the asks of all gro
 rows at different steps, of different lengths and settings, with different latents. So a short request does not wait for
 a long one, and one that is given up leaves after the step at hand.
 
+To draw a latent takes many runs of a small network, whose cost hardly depends on how many are drawn. So while others
+are being written, new requests that need one are held until some have come together, but at most for twice the time
+that a draw takes.
+
 A row's noise follows from its request's seed (`samplers.noise`), so its text does not depend on the rows beside it, but
 for float ties (none on a GPU, where the network runs on blocks of one size).
 """
@@ -32,6 +36,8 @@ from rmdm.samplers.generate import autocast
 
 DRAWN = ("flow", "prior")
 """Latents that are drawn for all new rows at once."""
+HOLD = 2.0
+"""How long requests are held to have their latents drawn together, in draws."""
 
 
 class Full(RMDMError):
@@ -198,6 +204,8 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._groups: list[Group] = []
         self._fitting: list[Fitting] = []
+        self._held: list[Job] = []
+        self._draw_seconds = 0.0
         self._changed = threading.Condition()
         self._is_closed = False
         self._pace = 0.1
@@ -238,6 +246,7 @@ class Engine:
         return sum(job.n for job in self._active())
 
     def _active(self) -> Iterable[Job]:
+        yield from list(self._held)
         yield from (one.job for one in list(self._fitting))
         for group in list(self._groups):
             yield from group.jobs
@@ -257,7 +266,7 @@ class Engine:
         """Waiting jobs for which there is room; waits where there is nothing at all to do."""
         taken: list[Job] = []
         with self._changed:
-            while not (self._waiting or self._groups or self._fitting or self._is_closed):
+            while not (self._waiting or self._groups or self._fitting or self._held or self._is_closed):
                 self._changed.wait()
             rows = self.active_rows
             while self._waiting and not self._is_closed:
@@ -276,10 +285,21 @@ class Engine:
         now = time.monotonic()
         for job in jobs:
             job.begun = now
-        slow = [job for job in jobs if job.ready.choice.by not in (*DRAWN, "none", "null")]
-        self._fitting += [Fitting(job) for job in slow]
-        quick = [job for job in jobs if job not in slow]
+        ways = {job: job.ready.choice.by for job in jobs}
+        self._fitting += [Fitting(job) for job, by in ways.items() if by not in (*DRAWN, "none", "null")]
+        self._held += [job for job, by in ways.items() if by == "flow"]
+        quick = [job for job, by in ways.items() if by in ("prior", "none", "null")]
         self._group(list(zip(quick, draw_together(quick), strict=True)))
+        if self._held and self._is_time(now):
+            held, self._held = self._held, []
+            self._guard(held, lambda: self._group(list(zip(held, draw_together(held), strict=True))))
+            self._draw_seconds = time.monotonic() - now
+
+    def _is_time(self, now: float) -> bool:
+        """Whether to draw the latents of the jobs that are held."""
+        is_idle = not (self._groups or self._fitting)
+        is_old = now - self._held[0].begun >= HOLD * self._draw_seconds
+        return is_idle or is_old or sum(job.n for job in self._held) >= self.most_rows // 2
 
     def _group(self, found: Sequence[tuple[Job, Tensor | None]]) -> None:
         kinds: dict[Hashable, list[tuple[Job, Tensor | None]]] = {}
@@ -319,7 +339,9 @@ class Engine:
 
     def _drop(self) -> None:
         """Forget what nobody waits for."""
-        gone = [one.job for one in self._fitting if one.job.is_cancelled]
+        gone = [job for job in self._held if job.is_cancelled]
+        self._held = [job for job in self._held if not job.is_cancelled]
+        gone += [one.job for one in self._fitting if one.job.is_cancelled]
         self._fitting = [one for one in self._fitting if not one.job.is_cancelled]
         gone += [job for group in self._groups if not group.is_wanted for job in group.jobs]
         self._groups = [group for group in self._groups if group.is_wanted]
@@ -338,6 +360,7 @@ class Engine:
             act()
         except Exception as error:
             gone = set(map(id, jobs))
+            self._held = [job for job in self._held if id(job) not in gone]
             self._fitting = [one for one in self._fitting if id(one.job) not in gone]
             self._groups = [group for group in self._groups if not gone & set(map(id, group.jobs))]
             self.counts.failed += len(jobs)
