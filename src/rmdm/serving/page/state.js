@@ -1,6 +1,8 @@
 // What is asked for: one plain object, its form in a link, and the request it is for each model.
 
 const GAP = /\[MASK(?::[^\]]*)?\]/;
+/** Rounds in which a latent is fitted to given text: fewer than by default, for someone is looking. */
+const ROUNDS = 8;
 const CONFIDENCE = ["max_prob", "margin", "entropy", "balanced"];
 
 /** Numbers of the state, with the rule each keeps; null leaves the choice to the model. */
@@ -125,8 +127,10 @@ function latentOf(model, state) {
   const seed = state.latent_seed === null ? {} : { latent_seed: state.latent_seed };
   if (state.z === "like" && model.reads_text) return { ...seed, like: state.like };
   if (state.z === "between") return { ...seed, between: [endOf(state.from), endOf(state.to)], weight: state.weight };
-  if (state.latent_temperature === null) return seed;
-  return { ...seed, latent_temperature: state.latent_temperature };
+  const drawn = { ...seed };
+  if (state.text) drawn.rounds = ROUNDS;
+  if (state.latent_temperature !== null) drawn.latent_temperature = state.latent_temperature;
+  return drawn;
 }
 
 /** One end of an interpolation: digits are a seed, anything else a text. */

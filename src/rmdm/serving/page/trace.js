@@ -58,12 +58,12 @@ export class Trace {
 
   /** The text of a token may hang on what stands beside it, and where the row's text ends is known at the end only. */
   _spell(tokens) {
-    let size = 0;
     for (const { at, id, text, control } of tokens) {
-      const isBeyond = !control && size >= this.text.length;
-      size += control ? 0 : text.length;
       for (const { token } of this.changes[at] ?? []) {
-        if (token?.id === id) Object.assign(token, { text, isBeyond });
+        if (token?.id !== id) continue;
+        // A word behind the end of the text is none of its tokens in the end.
+        if (control) token.isBeyond = !token.control;
+        else token.text = text;
       }
     }
   }
