@@ -59,3 +59,18 @@ def test_new_weights_in_the_same_place_are_seen_and_moved_ones_recorded_again():
     assert len(trunk.recordings) == 1
     model.to("cpu").to("cuda")
     assert torch.equal(trunk(x_RL, None), after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_pass_computes_the_same_to_rounding(kind):
+    model = model_of(kind)
+    x_RL = torch.randint(V + 1, (8, L), generator=torch.Generator().manual_seed(0)).cuda()
+    c, t_R = condition(model, 8), torch.rand(8, device="cuda") if kind == "time" else None
+    with torch.no_grad(), autocast(torch.device("cuda")):
+        six = model.modulations(c) if c is not None else None
+        plain = Trunk(model)(x_RL, six, t_R).clone()
+        compiled = Trunk(model, compiled=True)
+        torch.testing.assert_close(compiled(x_RL, six, t_R), plain, atol=0.05, rtol=0.05)
+        other = torch.full_like(x_RL, V)
+        torch.testing.assert_close(compiled(other, six, t_R), Trunk(model)(other, six, t_R), atol=0.05, rtol=0.05)
+    assert len(compiled.recordings) == 1

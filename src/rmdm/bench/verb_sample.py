@@ -34,6 +34,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference-steps", type=int, help="with --size: first steps of the reference arm that are timed (default 8)"
     )
+    parser.add_argument("--compile", action="store_true", help="compile the network first (GPU)")
     parser.add_argument("--latency", action="store_true", help="also time single texts, one request after another")
     parser.add_argument("--requests", type=int, help="with --latency: how many (default 50)")
     machine_flags(parser)
@@ -60,10 +61,10 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.hub import find_device
 
     runs, device = run_folders(args.runs), find_device(args.device)
-    outcome: Outcome = {"bench": bench_runs(runs, device, steps, batch, repeats, show)}
+    outcome: Outcome = {"bench": bench_runs(runs, device, steps, batch, repeats, show, compiled=args.compile)}
     show(render(outcome["bench"]))
     if args.latency:
-        outcome["latency"] = latency_of_runs(runs, device, steps, requests, show)
+        outcome["latency"] = latency_of_runs(runs, device, steps, requests, show, compiled=args.compile)
         show(render_latency(outcome["latency"]))
     return outcome
 
@@ -82,11 +83,13 @@ def run_size(
     from rmdm.bench.sample_sizes import bench_sizes, latency_of_size, ratios, render
 
     machine = measured_machine(args, show)
-    rows = bench_sizes(size, machine, processes, arms, steps, batch, repeats, first, show)
+    rows = bench_sizes(size, machine, processes, arms, steps, batch, repeats, first, show, compiled=args.compile)
     compared = ratios(rows)
     show(render(rows, compared))
     outcome: Outcome = {"machine": machine.facts, "bench": rows, "ratios": compared}
     if args.latency:
-        outcome["latency"] = latency_of_size(size, machine.device, processes, steps, requests, show)
+        outcome["latency"] = latency_of_size(
+            size, machine.device, processes, steps, requests, show, compiled=args.compile
+        )
         show(render_latency(outcome["latency"]))
     return outcome

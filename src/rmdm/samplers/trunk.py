@@ -8,10 +8,13 @@ What a pass returns lies in the recording's own memory and holds until the next 
 
 Under autocast every pass rounds the matrices to bf16 anew, which costs as much memory traffic as using them;
 `with_half_matrices` rounds them once. The products are the same.
+
+A compiled pass fuses what lies between the products (norms, modulations, rotations), which else goes to memory and back
+each time. It takes half a minute or more to make, and rounds differently.
 """
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 from rmdm.backbone.dit import DiT
 
+Pass = Callable[[DiT, Tensor, Sequence[Tensor] | None, Tensor | None], Tensor]
 WARM_UP = 2
 """Passes before a recording: libraries choose their kernels and take their memory in the first."""
 
@@ -26,8 +30,9 @@ WARM_UP = 2
 class Trunk:
     """Hidden states of a backbone whose weights stay where they are; elsewhere than on a GPU it runs as it is."""
 
-    def __init__(self, backbone: DiT) -> None:
+    def __init__(self, backbone: DiT, *, compiled: bool = False) -> None:
         self.backbone = backbone
+        self.run = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
         self.recordings: dict[Hashable, Recording] = {}
 
     @torch.no_grad()
@@ -38,7 +43,7 @@ class Trunk:
             return forward(self.backbone, x_RL, six, t_R)
         key = self._key(inputs)
         if key not in self.recordings:
-            self.recordings[key] = Recording(self.backbone, x_RL, six, t_R)
+            self.recordings[key] = Recording(self.run, self.backbone, x_RL, six, t_R)
         return self.recordings[key].replay(inputs)
 
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
@@ -52,7 +57,9 @@ class Trunk:
 class Recording:
     """One pass as a CUDA graph, with the tensors it reads and writes."""
 
-    def __init__(self, backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> None:
+    def __init__(
+        self, run: Pass, backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None
+    ) -> None:
         x_RL = x_RL.clone()
         six = [each.clone() for each in six] if six is not None else None
         t_R = t_R.clone() if t_R is not None else None
@@ -68,12 +75,12 @@ class Recording:
             aside.wait_stream(here)
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
-                    forward(backbone, x_RL, six, t_R)
+                    run(backbone, x_RL, six, t_R)
             here.wait_stream(aside)
             self.graph = torch.cuda.CUDAGraph()
             # Other threads may go on using the GPU meanwhile.
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                self.h_RLD = forward(backbone, x_RL, six, t_R)
+                self.h_RLD = run(backbone, x_RL, six, t_R)
 
     def replay(self, inputs: Sequence[Tensor]) -> Tensor:
         """The pass on other values."""
