@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rmdm.backbone.dit import Given
+from rmdm.backbone.dit import Causes
 from rmdm.cli import main
 from rmdm.hub import load_model
 from rmdm.training.checkpoint import list_checkpoints
@@ -104,10 +104,10 @@ def test_an_rmdm_starts_from_an_mdlm(place):
     x_BL, keys_B = torch.randint(0, 50, (3, 32)), torch.arange(3)
     expected = mdlm.logits(mdlm(x_BL))
     assert expected.std() > 1e-3
-    given = Given(keys_B, torch.randn(3, rmdm.latent.groups, rmdm.latent.dim))
-    for h_BLD in (rmdm(x_BL, given=given), rmdm(x_BL, c_BGC=rmdm.latent.without(3))):
+    causes = Causes(keys_B, torch.randn(3, rmdm.latent.groups, rmdm.latent.dim))
+    for h_BLD in (rmdm(x_BL, causes=causes), rmdm(x_BL, c_BGC=rmdm.latent.without(3))):
         torch.testing.assert_close(rmdm.logits(h_BLD), expected, atol=1e-5, rtol=1e-5)
-    assert rmdm.condition(given).std() > 1e-3, "a latent that says nothing would prove nothing"
+    assert rmdm.condition(causes).std() > 1e-3, "a latent that says nothing would prove nothing"
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True)
-class Given:
+class Causes:
     """What the condition of some rows is made of in training."""
 
     key_B: Tensor
@@ -212,16 +212,16 @@ class DiT(nn.Module):
         cache: KVCache | None = None,
         c_BGC: Tensor | None = None,
         six: Sequence[Tensor] | None = None,
-        given: Given | None = None,
+        causes: Causes | None = None,
     ) -> Tensor:
         """Hidden states (B, L, D) of the last layer, normalised, ready for the head.
 
-        The condition is `c_BGC`, or what `condition` makes of `given` (here, where a sharded model has its weights
+        The condition is `c_BGC`, or what `condition` makes of `causes` (here, where a sharded model has its weights
         whole), or `six`, which `modulations` made once for many calls. Without any of them, a model that has one runs
         as if it had none: its six vectors are the trunk's own.
         """
-        if given is not None:
-            c_BGC = self.condition(given)
+        if causes is not None:
+            c_BGC = self.condition(causes)
         start = cache.filled if cache is not None else 0
         cos, sin = self.rotary(start, x_BL.shape[1])
         h_BLD = self.embed(x_BL)
@@ -239,14 +239,14 @@ class DiT(nn.Module):
             cache.filled += x_BL.shape[1]
         return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
 
-    def condition(self, given: Given) -> Tensor | None:
+    def condition(self, causes: Causes) -> Tensor | None:
         """What the rows' latents or times are to the blocks [Paper §3.4]; some rows are trained without a latent."""
         if self.latent is not None:
-            zt_BGd = self.latent.noisy(given.z_BGK, given.key_B)
+            zt_BGd = self.latent.noisy(causes.z_BGK, causes.key_B)
             if not self.training:
                 return self.latent(zt_BGd)
-            return self.latent(self.latent.blurred(zt_BGd, given.key_B), self.latent.kept(given.key_B))
-        return self.time(given.t_B) if self.time is not None else None
+            return self.latent(self.latent.blurred(zt_BGd, causes.key_B), self.latent.kept(causes.key_B))
+        return self.time(causes.t_B) if self.time is not None else None
 
     def modulations(self, c_BGC: Tensor) -> list[Tensor]:
         """What every block makes of the condition, (B, G, 6, D) each: it does not change from step to step."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rmdm.backbone.cross_entropy import linear_cross_entropy, linear_nll
-from rmdm.backbone.dit import DiT, Given
+from rmdm.backbone.dit import Causes, DiT
 
 # Streams of the counter-based generator, one for each kind of draw.
 TIME_STREAM, MASK_STREAM, DROPOUT_STREAM = 1, 2, 3
@@ -102,5 +102,5 @@ class Objective(nn.Module):
 
     def selected(self, batch: Batch, noise_key_B: Tensor | None) -> Tensor:
         """Hidden states at the selected positions, (N, D)."""
-        given = Given(batch.noise_key_B, batch.z_BGK, batch.t_B)
-        return self.backbone(batch.x_BL, noise_key_B, given=given).flatten(0, 1)[batch.select_N]
+        causes = Causes(batch.noise_key_B, batch.z_BGK, batch.t_B)
+        return self.backbone(batch.x_BL, noise_key_B, causes=causes).flatten(0, 1)[batch.select_N]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rmdm.backbone.dit import Given
+from rmdm.backbone.dit import Causes
 from rmdm.backbone.latent import Latent, projection
 from rmdm.config import LatentConfig
 from rmdm.data.order import hash64
@@ -97,8 +97,8 @@ def test_latents_are_blurred_in_training_only():
     model = tiny_backbone(6, 8, groups=4)
     assert model.latent is not None
     model.latent.blur, model.latent.dropout = 1.0, 0.0
-    given = Given(keys(3), torch.randn(3, 4, 4))
-    as_sampled = model.condition(given)
-    torch.testing.assert_close(as_sampled, model.latent(model.latent.noisy(given.z_BGK, given.key_B)))
-    in_training = model.train().condition(given)
+    causes = Causes(keys(3), torch.randn(3, 4, 4))
+    as_sampled = model.condition(causes)
+    torch.testing.assert_close(as_sampled, model.latent(model.latent.noisy(causes.z_BGK, causes.key_B)))
+    in_training = model.train().condition(causes)
     assert (in_training - as_sampled).abs().max() > 0.01

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rmdm.backbone.dit import DiT, Given
+from rmdm.backbone.dit import Causes, DiT
 from rmdm.backbone.latent import Latent
 from rmdm.config import LatentConfig, ModelConfig
 from rmdm.processes import PROCESSES, Draw, Objective
@@ -48,8 +48,8 @@ def batch(process: str = "rmdm"):
 def test_zero_initialised_conditions_leave_the_logits_exactly_as_they_are():
     model = rmdm(conditions=False).eval()
     item = batch()
-    given = Given(item.noise_key_B, item.z_BGK)
-    got = model.logits(model(item.x_BL, given=given))
+    causes = Causes(item.noise_key_B, item.z_BGK)
+    got = model.logits(model(item.x_BL, causes=causes))
     plain = plain_of(model).eval()
     assert torch.equal(got, plain.logits(plain(item.x_BL)))
     assert got.std() > 0.1, "a head of zeros would prove nothing"
@@ -58,7 +58,7 @@ def test_zero_initialised_conditions_leave_the_logits_exactly_as_they_are():
 def test_conditions_that_have_moved_do_change_the_logits():
     model = rmdm(conditions=True).eval()
     item = batch()
-    one, other = (model(item.x_BL, given=Given(item.noise_key_B, z)) for z in (item.z_BGK, -item.z_BGK))
+    one, other = (model(item.x_BL, causes=Causes(item.noise_key_B, z)) for z in (item.z_BGK, -item.z_BGK))
     assert (one - other).abs().max() > 0.1
 
 
@@ -80,11 +80,11 @@ def test_the_loss_without_latents_is_mdlms():
 def test_only_in_training_do_rows_go_without():
     model = rmdm(conditions=True, dropout=0.5)
     item = batch()
-    given = Given(item.noise_key_B, item.z_BGK)
+    causes = Causes(item.noise_key_B, item.z_BGK)
     null = model.latent.null
-    dropped = (model.train().condition(given) == null).all(-1).all(-1)
+    dropped = (model.train().condition(causes) == null).all(-1).all(-1)
     assert 0.2 < dropped.float().mean() < 0.8
-    assert not (model.eval().condition(given) == null).all(-1).any()
+    assert not (model.eval().condition(causes) == null).all(-1).any()
 
 
 def test_each_group_is_given_its_own_latent():
@@ -96,7 +96,7 @@ def test_each_group_is_given_its_own_latent():
     item = batch()
     other = item.z_BGK.clone()
     other[:, 1] += 1.0
-    h, moved = (model(item.x_BL, given=Given(item.noise_key_B, z)) for z in (item.z_BGK, other))
+    h, moved = (model(item.x_BL, causes=Causes(item.noise_key_B, z)) for z in (item.z_BGK, other))
     assert torch.equal(h[:, : L // 2], moved[:, : L // 2])
     assert (h[:, L // 2 :] - moved[:, L // 2 :]).abs().amin(-1).max() > 0
 
@@ -105,5 +105,5 @@ def test_each_group_is_given_its_own_latent():
 def test_an_independent_latent_does_not_look_at_the_text(independent):
     model = rmdm(conditions=True, independent=independent).eval()
     item = batch()
-    one, other = (model.condition(Given(item.noise_key_B, z)) for z in (item.z_BGK, -item.z_BGK))
+    one, other = (model.condition(Causes(item.noise_key_B, z)) for z in (item.z_BGK, -item.z_BGK))
     assert torch.equal(one, other) == independent
