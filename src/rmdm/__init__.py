@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import os
 
     from rmdm.model import Model
-    from rmdm.request import Generation, Request, TextLatent
+    from rmdm.request import Generation, Request, SeedLatent, TextLatent
 
 __version__ = "0.1.0"
-__all__ = ["Generation", "Model", "Request", "TextLatent", "__version__", "load"]
+__all__ = ["Generation", "Model", "Request", "SeedLatent", "TextLatent", "__version__", "load"]
 
 
 def load(path: "str | os.PathLike[str]", device: str = "auto", revision: str | None = None) -> "Model":
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
         from rmdm.model import Model
 
         return Model
-    if name in ("Generation", "Request", "TextLatent"):
+    if name in ("Generation", "Request", "SeedLatent", "TextLatent"):
         from rmdm import request
 
         return getattr(request, name)

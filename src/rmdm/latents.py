@@ -17,7 +17,7 @@ from rmdm.config import Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError, RMDMError
 from rmdm.meanflow.flow import Flow
-from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, TextLatent
+from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, SeedLatent, TextLatent
 from rmdm.samplers.generate import autocast
 from rmdm.samplers.given import resample_steps
 from rmdm.samplers.infill import Page, Pattern
@@ -25,8 +25,9 @@ from rmdm.samplers.latents import LatentReader, LatentSource, Tau, slerp
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SampleSettings
 
-LatentEnd = str | TextLatent | Tensor
-"""A text, what `Model.encode` made of it, or z~ itself."""
+MOST_LATENT = 1000
+LatentEnd = str | TextLatent | SeedLatent | Tensor
+"""A text, what `Model.encode` made of it, the seed of a draw, or z~ itself."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class Latents:
         for end in ends if name == "between" else [ends]:
             if isinstance(end, TextLatent):
                 check_numbers(end.embedding, (latent.groups, latent.dim), name)
-            elif not isinstance(end, str):
+            elif not isinstance(end, str | SeedLatent):
                 zt = torch.as_tensor(end)
                 wanted = (latent.groups, latent.project)
                 check_numbers(zt, wanted if zt.ndim == 2 else (request.n, *wanted), name)
@@ -258,6 +259,8 @@ class Latents:
             end = self.read(end, name)
         if isinstance(end, TextLatent):
             return self._noisy(self.reader.condition(self._filled(end, keys_B)), keys_B)
+        if isinstance(end, SeedLatent):
+            return self.source.draw(row_keys(end.seed, range(len(keys_B))), self.config.sample.latent_temperature)
         zt = torch.as_tensor(end, device=self.device, dtype=torch.float32)
         return zt.expand(len(keys_B), -1, -1) if zt.ndim == 2 else zt
 
@@ -266,5 +269,5 @@ def check_numbers(given: Tensor, shape: tuple[int, ...], name: str) -> None:
     """Raise `ConfigError` for a latent of another shape, or one that is not finite."""
     if tuple(given.shape) != shape:
         raise ConfigError(f"{name} has shape {tuple(given.shape)}, this request takes {shape}; use that")
-    if not torch.isfinite(given).all():
-        raise ConfigError(f"{name} holds NaN or infinity; use a latent of finite numbers")
+    if not (given.abs() <= MOST_LATENT).all():  # which NaN is not either
+        raise ConfigError(f"{name} holds numbers beyond {MOST_LATENT}, or NaN; a latent's are mostly within -4 and 4")

@@ -52,6 +52,13 @@ class TextLatent:
     """Which groups have text, (G,); the others get noise of the row that is written, as in training."""
 
 
+@dataclass(frozen=True)
+class SeedLatent:
+    """The latent that a seed draws, for `between=`; that of text i follows from (seed, i)."""
+
+    seed: int
+
+
 @dataclass(frozen=True, eq=False)
 class Generation:
     """Texts, and how they came about."""
@@ -97,8 +104,8 @@ class Request:
     """z~ for all texts, (G, d_z), or one a text, (n, G, d_z); or what `Model.encode` returns."""
     like: str | TextLatent | None = None
     """A text whose latent to write with."""
-    between: "tuple[str | TextLatent | Tensor, str | TextLatent | Tensor] | None" = None
-    """Two texts, or latents, to write in between of."""
+    between: "tuple[str | TextLatent | SeedLatent | Tensor, str | TextLatent | SeedLatent | Tensor] | None" = None
+    """Two texts, seeds (`SeedLatent`) or latents, to write in between of."""
     weight: float | None = None
     """Where between the two: 0 is the first, 1 the second; None is the middle."""
     prefix: str | None = None

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -110,7 +111,9 @@ def test_a_prompt_is_continued_echoed_cut_and_stopped(client):
     cut = client.completions.create(**asked, max_tokens=2).choices[0]
     assert (cut.text.split(), cut.finish_reason) == (whole.text.split()[:2], "length")
     word = whole.text.split()[2]
-    stopped = client.completions.create(**asked, stop=[word]).choices[0]
+    answer = client.completions.create(**asked, stop=[word])
+    stopped = answer.choices[0]
+    assert answer.usage.completion_tokens == 2
     assert stopped.text == whole.text[: whole.text.index(word)]
     assert stopped.finish_reason == "stop"
     parts = client.completions.create(**asked, stop=[word], stream=True)
@@ -245,10 +248,13 @@ BAD: list[tuple[Any, int, str]] = [
     ({"model": "tiny-rmdm", "latent": [[1.0, 2.0]]}, 400, "latent has shape"),
     ({"model": "tiny-rmdm", "between": ["anna", {"seed": 1}, "tom"]}, 400, "between="),
     ({"model": "tiny-ar", "suffix": "river ."}, 400, "suffix does not fit an autoregressive model"),
+    ({"model": "tiny-rmdm", "latent": [[1e30] * 6] * 4}, 400, "latent holds numbers beyond 1000"),
+    ({"model": "tiny-rmdm", "prompt": "anna", "draws": 256, "rounds": 256}, 400, "draws times rounds are 65536"),
+    ({"x" * 5000: 1}, 400, "x" * 40 + " is unknown"),
     ({"model": "gpt-4"}, 404, "model='gpt-4' is not served here; known: tiny-ar"),
-    ({"logprobs": 5}, 400, "logprobs=5"),
-    ({"best_of": 3}, 400, "best_of=3"),
-    ({"presence_penalty": 1}, 400, "presence_penalty=1"),
+    ({"logprobs": 5}, 400, "logprobs is not offered here; leave it out"),
+    ({"best_of": 3}, 400, "best_of is not offered"),
+    ({"presence_penalty": 1}, 400, "presence_penalty is not offered"),
     ({"prompt": "\ud800"}, 400, "prompt="),
     ({"prompt": {"a": 1}}, 400, "prompt="),
     ([1, 2], 400, "the body is no JSON object"),
@@ -388,17 +394,34 @@ def test_sigterm_lets_what_was_taken_be_finished(folder):
         assert len(asked.result().json()["choices"]) == 16
 
 
+def test_a_second_signal_gives_up_and_says_so(folder):
+    with serve([folder / "mdlm"]) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{server.url}/v1/completions", json=LONG, timeout=60)
+        with httpx.Client(base_url=server.url) as web:
+            while not web.get("/healthz").json()["active_rows"]:
+                assert not asked.done()
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=60) == 0
+        answer = asked.result()
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+    assert not [line for line in server.log if not line.startswith("{")]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--port", "70000"], "--port 70000 is outside 0..65535"),
         (["--rows", "0"], "--rows 0 is below 1"),
         (["--timeout", "-1"], "--timeout -1 is not in 0..86400 seconds"),
+        (["--api-key-env", "ODD_KEY"], "--api-key-env ODD_KEY: a key has ASCII letters, digits and signs only"),
         (["--api-key-env", "NO_SUCH_KEY"], "--api-key-env NO_SUCH_KEY: that variable is empty"),
         (["--host", "256.0.0.1"], "--host 256.0.0.1 --port 8000:"),
     ],
 )
-def test_servers_that_cannot_be(folder, flags, message, capsys):
+def test_servers_that_cannot_be(folder, flags, message, capsys, monkeypatch):
+    monkeypatch.setenv("ODD_KEY", "ключ")
     assert main(["serve", str(folder / "mdlm"), *flags]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"rmdm: {message}")
 

@@ -411,7 +411,7 @@ def test_requests_that_no_model_could_meet(values, message):
         ("ar", {"tokens": 3}, "tokens does not fit an autoregressive"),
         ("rmdm", {"latent_temperature": 0.0}, "latent_temperature=0.0 is not a positive number"),
         ("rmdm", {"latent": torch.zeros(4, 6)}, r"latent has shape \(4, 6\), this request takes \(4, 3\)"),
-        ("rmdm", {"latent": torch.full((4, 3), torch.nan)}, "latent holds NaN"),
+        ("rmdm", {"latent": torch.full((4, 3), torch.nan)}, "latent holds numbers beyond 1000, or NaN"),
         ("rmdm", {"between": ("anna", "tom", "cat")}, "between takes two"),
         ("rmdm", {"like": "ana"}, "'ana' is not in the model's vocabulary"),
         ("rmdm", {"like": "anna " * 17}, "like: 17 tokens do not fit"),

@@ -98,10 +98,10 @@ class Denoiser:
         return self._hidden(ask, h_ND, null_ND)
 
     def _hidden(self, ask: Ask, h_ND: Tensor, null_ND: Tensor | None) -> "Hidden":
-        if not self.is_checked:  # once, since it waits for the device
-            check_finite(h_ND)
-            self.is_checked = True
-        return Hidden(self.backbone, ask.place_N, h_ND, null_ND, self.guidance, self.barred, self.block is not None)
+        # Once, since it waits for the device.
+        is_new, self.is_checked = not self.is_checked, True
+        fixed = self.block is not None
+        return Hidden(self.backbone, ask.place_N, h_ND, null_ND, self.guidance, self.barred, fixed, is_new)
 
     def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
         if self.block is None:
@@ -169,6 +169,8 @@ class Hidden:
     barred: Barred | None = None
     fixed: bool = False
     """Whether the head runs on the same number of places whatever N is."""
+    is_new: bool = False
+    """Whether they are a denoiser's first, which `chunks` makes sure are numbers."""
 
     def at(self, index_M: Tensor) -> "Hidden":
         """Those of some of the places."""
@@ -177,7 +179,9 @@ class Hidden:
 
     @torch.no_grad()
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Logits, a slice of the places at a time."""
+        """Logits, a slice of the places at a time; raises `DataError` where a denoiser's first are no numbers."""
+        if self.is_new:
+            check_finite(self.h_ND)
         N, most = len(self.h_ND), CHUNK_ELEMENTS.get(self.h_ND.device.type, 2**22)
         size = max(1, most // self.backbone.vocab_size)
         size = min(size, FIXED_PLACES) if self.fixed else size

@@ -35,8 +35,8 @@ RESAMPLE_STREAM, QUARTER_STREAM, CHOICE_STREAM = 120, 121, 122
 MOVE_STREAM = 3003
 """Stream of eps; see `backbone.noise`."""
 BLOCKS = 4
-CHUNK_ROWS = 512
-"""Latents scored at once."""
+CHUNK_ROWS = {"cuda": 512, "cpu": 64}
+"""Latents scored at once: as many as fill the device, for others may be waiting for it."""
 FIRST_MOVE, LAST_MOVE = 0.5, 0.15
 """b of the first and the last of the rounds that move; between them it falls by equal factors."""
 
@@ -79,7 +79,7 @@ def resample_steps(
     start_BGK: Tensor | None = None,
 ) -> Generator[None, None, Tensor]:
     """The same with a pause after each round."""
-    size = max(1, CHUNK_ROWS // draws)
+    size = max(1, CHUNK_ROWS.get(x_BL.device.type, 64) // draws)
     parts = []
     for first in range(0, len(x_BL), size):
         part = slice(first, first + size)

@@ -150,7 +150,7 @@ class Page:
         kept = tokenizer.separator_id if not self.is_padded else None
         for id_, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
             if tokenizer.is_control[id_] and id_ != kept:
-                raise ConfigError(f"{text[start:stop]!r} is a control token, not text; leave it out")
+                raise ConfigError(f"{_short(text[start:stop])} is a control token, not text; leave it out")
         return encoded.ids
 
     def _refuse_unknown(self, text: str, ids: list[int], offsets: list[tuple[int, int]], is_words: bool) -> None:
@@ -163,7 +163,7 @@ class Page:
                 words = [token for token, id_ in backend.get_vocab().items() if not self.tokenizer.is_control[id_]]
                 hint = nearest(word, words) if is_words else ""
                 remedy = hint if hint.startswith("did") else "use what its training text has"
-                raise ConfigError(f"{word!r} is not in the model's vocabulary of {len(backend.get_vocab())}; {remedy}")
+                raise ConfigError(f"{_short(word)} is not in the model's vocabulary of {len(backend.get_vocab())}; {remedy}")
 
     def _too_long(self, name: str, size: int, gap: int) -> ConfigError:
         extra = f" and {gap} to be written" if gap else ""

@@ -77,6 +77,8 @@ class Answers:
         cut = min((at for at in (text.find(word) for word in self.body.stops) if at >= 0), default=None)
         if cut is not None:
             text, reason = text[:cut], "stop"
+            (_,), (edges,) = self.model.tokenizer.spans(ids[None, :stop])
+            stop = start + int((edges[start:stop] - edges[start] < cut).sum())
         text = self.prompt + text if self.body.echo else text
         was_masked = self.ready.pattern.x_L[self.place][start:stop] == self.model.tokenizer.mask_id
         written = was_masked & ~self.model.tokenizer.is_control[ids[start:stop]]
@@ -107,6 +109,9 @@ class Answers:
         rows = []
         for i, row_L in enumerate(x_BL):
             own = (change.row_N == i) & (change.place_N >= self.place.start) & (change.place_N < self.place.stop)
+            if not own.any():
+                rows.append(StepRow(index=self.first + i, new=[], masked=[]))
+                continue
             is_back = change.token_N[own] == self.model.tokenizer.mask_id
             places, p = change.place_N[own], change.p_N[own]
             new = self.tokens(row_L, places[~is_back], p[~is_back])

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import rmdm
-from rmdm.errors import ConfigError, RMDMError
+from rmdm.errors import ConfigError, RMDMError, nearest
 from rmdm.request import Generation
 from rmdm.serving import schema
 from rmdm.serving.answers import Answers
@@ -41,6 +41,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+NOT_OFFERED = ("logprobs", "logit_bias", "best_of", "presence_penalty", "frequency_penalty")
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or a stream of its parts.", "content": {"text/event-stream": {}}},
     **ERRORS,
@@ -81,7 +82,7 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
         description="Text by representation-based masked diffusion, in OpenAI's completions schema.",
     )  # fmt: skip
     app.state.engine, app.state.shelf = engine, shelf
-    log = log or RequestLog(texts=settings.log_texts)
+    log = log or RequestLog()
     app.add_middleware(Gate, metrics=metrics, log=log, key=settings.key, most_bytes=settings.most_bytes)  # type: ignore[arg-type]
     _add_errors(app)
 
@@ -110,18 +111,23 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
         return await work.unless_gone(work.denoising())
 
     async def _begin(body: CompletionRequest, request: Request, route: str, *, wants_steps: bool) -> "Work":
-        note = _note(request, route)
+        note, deadline = _note(request, route), time.monotonic() + settings.seconds
         served = shelf.find(body.model)
-        body = body.with_seed()
-        answers = await run_in_threadpool(served.answers, body)
-        rows = sum(one.ready.request.n for one in answers)
-        note |= {"model": served.name, "rows": rows, "steps": answers[0].ready.settings.steps}
+        body, rows = body.with_seed(), len(body.prompts) * (body.n or 1)
+        note |= {"model": served.name, "rows": rows}
+        if rows > settings.most_rows:
+            raise ConfigError(
+                f"n={body.n or 1} for {len(body.prompts)} prompts are {rows} texts, over the limit of "
+                f"{settings.most_rows}; ask for fewer at a time"
+            )
+        try:
+            answers = await asyncio.wait_for(run_in_threadpool(served.answers, body), settings.seconds)
+        except TimeoutError:
+            raise TimeUpError(_late(settings.seconds)) from None
+        note["steps"] = answers[0].ready.settings.steps
         if settings.log_texts:
             note["prompt"] = body.infill or body.prompt
-        if rows > settings.most_rows:
-            raise ConfigError(f"n={body.n or 1} for {len(answers)} prompts are {rows} texts, over the limit of "
-                              f"{settings.most_rows}; ask for fewer at a time")  # fmt: skip
-        work = Work(served, body, answers, request, settings, metrics, wants_steps=wants_steps)
+        work = Work(served, body, answers, request, settings, metrics, deadline, wants_steps=wants_steps)
         engine.submit(work.jobs)
         return work
 
@@ -133,9 +139,11 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
             code="chat_not_supported",
         )  # fmt: skip
 
-    @app.get("/healthz")
+    @app.get("/healthz", responses=_only(503))
     async def healthz(request: Request) -> schema.Health:
         _note(request, "healthz")
+        if not engine.is_alive:
+            raise HTTPException(503, "the engine has stopped; start the server again")
         return schema.Health(
             status="ok", models=list(shelf.models), waiting=engine.waiting, active_rows=engine.active_rows
         )
@@ -183,6 +191,7 @@ class Work:
         request: Request,
         settings: Settings,
         metrics: Metrics,
+        deadline: float,
         *,
         wants_steps: bool,
     ) -> None:
@@ -198,7 +207,7 @@ class Work:
             Job(served.model, one.ready, lambda event, i=i: listener(i, event), wants_steps)
             for i, one in enumerate(answers)
         ]
-        self.deadline = time.monotonic() + settings.seconds
+        self.deadline = deadline
         self.done: dict[int, Generation] = {}
         self.created = int(time.time())
 
@@ -213,9 +222,7 @@ class Work:
             try:
                 number, event = await asyncio.wait_for(self.events.get(), max(0.0, self.deadline - time.monotonic()))
             except TimeoutError:
-                raise TimeUpError(
-                    f"this took more than {self.settings.seconds:g} s; ask for fewer texts or steps, or try again later"
-                ) from None
+                raise TimeUpError(_late(self.settings.seconds)) from None
             if event.error is not None:
                 raise event.error
             if event.done is not None:
@@ -381,6 +388,10 @@ def _stream(work: Work, events: AsyncIterator[BaseModel]) -> StreamingResponse:
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
+def _late(seconds: float) -> str:
+    return f"this took more than {seconds:g} s; ask for fewer texts or steps, or try again later"
+
+
 def _plain(event: BaseModel) -> dict[str, Any]:
     """An event for JSON; what a completion leaves open is null in OpenAI's schema, and absent in ours."""
     if not isinstance(event, Completion):
@@ -390,7 +401,7 @@ def _plain(event: BaseModel) -> dict[str, Any]:
 
 def _explained(error: Exception) -> tuple[int, str, str | None]:
     """Status, message and code of an error."""
-    message = re.sub(r"^prefix\b", "prompt", str(error))
+    message = re.sub(r"\bprefix\b", "prompt", str(error))
     if isinstance(error, UnknownModelError):
         return 404, message, "model_not_found"
     if isinstance(error, Full):
@@ -434,13 +445,12 @@ def _first_fault(error: RequestValidationError) -> tuple[str | None, str]:
     kind, place = fault["type"], [str(part) for part in fault["loc"] if part != "body"]
     if kind == "json_invalid" or not place:
         return None, f"the body is no JSON object: {fault['msg']}"
-    name = place[0]
+    name = place[0][:40]
     if kind == "extra_forbidden":
-        from rmdm.errors import nearest
-
-        return name, f"{name[:40]} is unknown; {nearest(name, CompletionRequest.model_fields)}"
-    if kind == "json_invalid":
-        return None, f"the body is no JSON: {fault['ctx'].get('error', '')}"
+        hint = nearest(name, CompletionRequest.model_fields)
+        return name, f"{name} is unknown; {hint if hint.startswith('did') else 'see GET /openapi.json'}"
+    if name in NOT_OFFERED:
+        return name, f"{name} is not offered here; leave it out"
     given = json.dumps(fault.get("input"), default=str)
     given = given if len(given) <= 60 else given[:57] + "..."
     reason = fault["msg"].removeprefix("Value error, ")

@@ -36,6 +36,8 @@ from rmdm.samplers.generate import autocast
 
 DRAWN = ("flow", "prior")
 """Latents that are drawn for all new rows at once."""
+MOST_PASSED = 16
+"""Smaller jobs that may be taken before one for which there is no room yet; then it is waited for."""
 HOLD = 2.0
 """How long requests are held to have their latents drawn together, in draws."""
 
@@ -82,6 +84,8 @@ class Job:
     is_cancelled: bool = False
     asked: float = field(default_factory=time.monotonic)
     begun: float = 0.0
+    passed: int = 0
+    """Jobs that came later and were taken first."""
 
     @property
     def n(self) -> int:
@@ -215,6 +219,11 @@ class Engine:
         """Begin to take jobs."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether jobs are being done."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """End the thread; jobs that are not done hear an error."""
         with self._changed:
@@ -246,10 +255,8 @@ class Engine:
         return sum(job.n for job in self._active())
 
     def _active(self) -> Iterable[Job]:
-        yield from list(self._held)
-        yield from (one.job for one in list(self._fitting))
-        for group in list(self._groups):
-            yield from group.jobs
+        jobs = [*self._held, *(one.job for one in self._fitting), *(job for one in self._groups for job in one.jobs)]
+        return (job for job in jobs if not job.is_cancelled)
 
     def _run(self) -> None:
         with torch.no_grad():
@@ -257,7 +264,7 @@ class Engine:
                 jobs = self._take()
                 if self._is_closed:
                     break
-                self._guard(jobs, lambda jobs=jobs: self._begin(jobs))
+                self._begin(jobs)
                 self._round()
         for job in [*self._active(), *self._waiting]:
             tell(job, Event("error", error=RMDMError("the server is shutting down; try again later")))
@@ -268,17 +275,21 @@ class Engine:
         with self._changed:
             while not (self._waiting or self._groups or self._fitting or self._held or self._is_closed):
                 self._changed.wait()
-            rows = self.active_rows
-            while self._waiting and not self._is_closed:
-                job = self._waiting[0]
-                if not job.is_cancelled and rows and rows + job.n > self.most_rows:
-                    break
-                self._waiting.popleft()
+            if self._is_closed:
+                return []
+            rows, stay, passed = self.active_rows, deque[Job](), 0
+            for job in self._waiting:
                 if job.is_cancelled:
                     self.counts.cancelled += 1
-                    continue
-                rows += job.n
-                taken.append(job)
+                elif not rows or (rows + job.n <= self.most_rows and passed < MOST_PASSED):
+                    rows += job.n
+                    taken.append(job)
+                    for other in stay:
+                        other.passed += 1
+                else:
+                    passed = max(passed, job.passed)
+                    stay.append(job)
+            self._waiting = stay
         return taken
 
     def _begin(self, jobs: list[Job]) -> None:
@@ -288,12 +299,17 @@ class Engine:
         ways = {job: job.ready.choice.by for job in jobs}
         self._fitting += [Fitting(job) for job, by in ways.items() if by not in (*DRAWN, "none", "null")]
         self._held += [job for job, by in ways.items() if by == "flow"]
-        quick = [job for job, by in ways.items() if by in ("prior", "none", "null")]
-        self._group(list(zip(quick, draw_together(quick), strict=True)))
+        self._draw([job for job, by in ways.items() if by in ("prior", "none", "null")])
         if self._held and self._is_time(now):
             held, self._held = self._held, []
-            self._guard(held, lambda: self._group(list(zip(held, draw_together(held), strict=True))))
+            self._draw(held)
             self._draw_seconds = time.monotonic() - now
+
+    def _draw(self, jobs: Sequence[Job]) -> None:
+        """Draw the latents of some jobs, and begin to write."""
+        found: list[Tensor | None] = []
+        self._guard(jobs, lambda: found.extend(draw_together(jobs)))
+        self._group(list(zip(jobs, found, strict=False)))
 
     def _is_time(self, now: float) -> bool:
         """Whether to draw the latents of the jobs that are held."""
@@ -308,16 +324,18 @@ class Engine:
         for of in kinds.values():
             some, latents = zip(*of, strict=True)
             with autocast(some[0].model.device):
-                self._groups.append(Group(some, latents))
+                self._guard(some, lambda some=some, latents=latents: self._groups.append(Group(some, latents)))
 
     def _round(self) -> None:
-        """One step of everything."""
+        """One step of all that is being written, and a round of one latent that is being fitted."""
         self._drop()
-        for one in list(self._fitting):
+        if self._fitting:
+            one = self._fitting.pop(0)  # they take turns: a round is long
+            self._fitting.append(one)
             self._guard([one.job], one.advance)
-        found = [one for one in self._fitting if one.is_done]
-        self._fitting = [one for one in self._fitting if not one.is_done]
-        self._guard([one.job for one in found], lambda: self._group([(one.job, one.latent) for one in found]))
+            if one.is_done:
+                self._fitting.remove(one)
+                self._group([(one.job, one.latent)])
         models = {id(group.model): group.model for group in self._groups}
         for key, model in models.items():
             groups = [group for group in self._groups if id(group.model) == key and group.written_BL is None]
@@ -335,7 +353,7 @@ class Engine:
             self.counts.rows += sum(len(ask.x_RL) for _, ask in asks)
             told = dict(zip((id(group) for group, _ in asks), answers, strict=True))
             for group in groups:
-                group.advance(told.get(id(group)))
+                self._guard(group.jobs, lambda group=group: group.advance(told.get(id(group))))
 
     def _drop(self) -> None:
         """Forget what nobody waits for."""
@@ -350,6 +368,9 @@ class Engine:
     def _count(self, group: Group) -> None:
         now = time.monotonic()
         for job in group.jobs:
+            if job.is_cancelled:
+                self.counts.cancelled += 1
+                continue
             self.counts.jobs += 1
             share = (now - job.begun) / max(1, len(group.jobs))
             self._pace += 0.1 * (share - self._pace)

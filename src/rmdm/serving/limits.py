@@ -46,10 +46,10 @@ def error_answer(
 
 
 class RequestLog:
-    """One JSON object a request; texts only if asked for."""
+    """One JSON object a request."""
 
-    def __init__(self, stream: IO[str] | None = None, *, texts: bool = False) -> None:
-        self.stream, self.texts = stream or sys.stderr, texts
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self.stream = stream or sys.stderr
 
     def write(self, entry: dict[str, Any]) -> None:
         """Write one line."""
@@ -82,12 +82,12 @@ class Gate:
         began, status = time.monotonic(), 500
         note: dict[str, Any] = {"id": secrets.token_hex(8)}
         scope.setdefault("state", {})["note"] = note
-        ended = False
+        ended = has_begun = False
 
         async def sent(message: Message) -> None:
-            nonlocal status, ended
+            nonlocal status, ended, has_begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, has_begun = message["status"], True
                 own = {**SECURE, b"x-request-id": note["id"].encode()}
                 message["headers"] = [*message.get("headers", []), *own.items()]
             ended = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -101,6 +101,10 @@ class Gate:
                 await refusal(scope, receive, sent)
             else:
                 await self.app(scope, self._limited(receive), sent)
+        except asyncio.CancelledError:
+            # A second signal gives up what the first let be finished.
+            if not has_begun:
+                await error_answer(503, "the server is shutting down; try again later")(scope, receive, sent)
         finally:
             seconds = time.monotonic() - began
             if not ended:

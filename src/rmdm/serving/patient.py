@@ -10,25 +10,44 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 15.0
-"""Time a new connection may take to send the head of its first request."""
+"""Time a connection may take to send the head of a request."""
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, which by itself waits for the first request for ever."""
+    """uvicorn's protocol, which by itself waits for the rest of a request's head for ever."""
+
+    _impatience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start the clock."""
         super().connection_made(transport)
-        self._impatience = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._give_up)
+        self._watch()
 
-    def _give_up(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock once a request is there, and start it for one that is not complete."""
+        super().data_received(data)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
-        self._impatience.cancel()
+        self._stop()
         super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering:
+            self._stop()
+        elif self._impatience is None:
+            self._impatience = asyncio.get_running_loop().call_later(HEADER_SECONDS, self._give_up)
+
+    def _stop(self) -> None:
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
+
+    def _give_up(self) -> None:
+        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+            self.transport.close()
 
 
 class Server(uvicorn.Server):

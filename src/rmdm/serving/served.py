@@ -7,13 +7,14 @@ from typing import Any
 
 from rmdm.errors import ConfigError, nearest
 from rmdm.model import Model
-from rmdm.request import Request
+from rmdm.request import RESAMPLING, Request, SeedLatent
 from rmdm.samplers.generate import own_settings
-from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import fitting_samplers
 from rmdm.serving.answers import Answers
 from rmdm.serving.schema import Ability, CompletionRequest, Latent, ModelCard, SeedEnd
 
+MOST_WORK = 1024
+"""Latents that may be weighed for a text that is given in part."""
 GAP = 16
 """Tokens between a prompt and a suffix, where nothing is said of it and they fit."""
 LEAST_TEMPERATURE = 1e-4
@@ -61,14 +62,20 @@ class Served:
         """A request made ready, prompt by prompt; raises `ConfigError` where the model cannot meet it."""
         if body.infill is not None and (body.prompt or body.suffix):
             raise ConfigError("infill and prompt exclude each other; write it all into the infill text")
-        n = body.n or 1
+        n, own = body.n or 1, self.model.config.sample
+        work = (body.draws or own.draws) * (body.rounds or own.rounds)
+        if (body.draws or body.rounds) and work > MOST_WORK:
+            raise ConfigError(f"draws times rounds are {work}, over the limit of {MOST_WORK}; ask for fewer")
         common: dict[str, Any] = {name: getattr(body, name) for name in SAME}
         if body.temperature is not None:
             common["temperature"] = max(body.temperature, LEAST_TEMPERATURE)
-        common |= {"n": n, "latent": self._latent(body), "between": self._between(body, n)}
+        common |= {"n": n, "latent": self._latent(body), "between": self._between(body)}
         found = []
         for number, prompt in enumerate(body.prompts):
-            request = Request(**common, prefix=prompt or None, suffix=body.suffix or None)
+            own = dict(common)
+            if not (prompt or body.suffix or body.infill or body.tokens):
+                own |= dict.fromkeys(("given", *RESAMPLING))  # an empty prompt gives nothing to fit a latent to
+            request = Request(**own, prefix=prompt or None, suffix=body.suffix or None)
             request = self._with_gap(request, body)
             # An encoder is loaded by the first request that needs it, and only once.
             with self._reading:
@@ -87,15 +94,12 @@ class Served:
     def _latent(self, body: CompletionRequest) -> Any:
         return None if body.latent is None else self._numbers(body.latent, "latent")
 
-    def _between(self, body: CompletionRequest, n: int) -> Any:
-        if body.between is None or self.model.backbone.latent is None:
-            return body.between  # refused for what the model lacks
-        return tuple(self._end(end, n) for end in body.between)
+    def _between(self, body: CompletionRequest) -> Any:
+        return None if body.between is None else tuple(self._end(end) for end in body.between)
 
-    def _end(self, end: str | SeedEnd | Latent, n: int) -> Any:
+    def _end(self, end: str | SeedEnd | Latent) -> Any:
         if isinstance(end, SeedEnd):
-            tau = self.model.config.sample.latent_temperature
-            return self.model.latents.source.draw(row_keys(end.seed, range(n)), tau)
+            return SeedLatent(end.seed)
         return end if isinstance(end, str) else self._numbers(end, "between")
 
     def _numbers(self, values: Any, name: str) -> Any:

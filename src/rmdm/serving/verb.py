@@ -1,6 +1,7 @@
 """`rmdm serve`: flags, and the server's life."""
 
 import argparse
+import logging
 import os
 import socket
 from importlib.util import find_spec
@@ -58,8 +59,13 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
         show(f"page: {url}/   API: {url}/v1/completions   Ctrl-C ends it")
         if args.host not in LOOPBACK and key is None:
             show(f"note: {args.host} can be reached from other machines and no key is asked for; see --api-key-env")
-        Server(config).run(sockets=[listener])
-    show("ended; every request that had been taken was answered")
+        server = Server(config)
+        # What is given up at a second signal is no error.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not server.force_exit)
+        server.run(sockets=[listener])
+        app.state.engine.close()  # after a second signal nobody else has done so
+    how = "requests that were being written were given up" if server.force_exit else "every request was answered"
+    show(f"ended; {how}")
     return {"url": url, "models": [one.name for one in served]}
 
 
@@ -84,6 +90,8 @@ def read_key(name: str | None) -> str | None:
     key = os.environ.get(name, "").strip()
     if not key:
         raise ConfigError(f"--api-key-env {name}: that variable is empty; set it to the key, or drop the flag")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"--api-key-env {name}: a key has ASCII letters, digits and signs only; choose another")
     return key
 
 

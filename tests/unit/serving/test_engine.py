@@ -101,9 +101,7 @@ def test_waiting_requests_share_runs_of_the_network(models, engine):
 
 
 def test_rows_at_work_stay_within_the_limit(models, engine):
-    clients = [Client(models["mdlm"], {"seed": seed, "n": 7, "steps": 6}) for seed in range(5)]
     seen = []
-    heard = clients[0].job.listener
     clients = [Client(models["mdlm"], {"seed": seed, "n": 7, "steps": 6}, steps=True) for seed in range(5)]
     for client in clients:
         heard = client.job.listener
@@ -200,3 +198,71 @@ def test_those_who_wait_when_it_closes_are_told(models):
     engine.start()
     assert isinstance(client.wait().error, RMDMError)
     assert "shutting down" in str(client.wait().error)
+
+
+def test_a_request_that_fails_does_not_take_those_beside_it_along(models, engine):
+    good = [Client(models["rmdm"], {"n": 2, "seed": seed, "steps": 4 + seed}) for seed in range(4)]
+    latent = torch.zeros(4, 6)
+    bad = Client(models["rmdm"], {"seed": 1, "steps": 4, "latent": latent})
+    latent.fill_(torch.nan)  # after it was checked
+    engine.submit([good[0].job, bad.job, *(client.job for client in good[1:])])
+    engine.start()
+    assert isinstance(bad.wait().error, DataError)
+    for client in good:
+        assert client.done().texts == models["rmdm"].write(client.job.ready.request).texts
+    assert engine.counts.failed == 1
+
+
+def test_a_small_request_passes_a_large_one_for_which_there_is_no_room(models, engine):
+    order: list[str] = []
+    long = Client(models["mdlm"], {"n": 4, "seed": 1, "steps": 2000}, steps=True)
+    large = Client(models["mdlm"], {"n": 16, "seed": 2, "steps": 2})
+    small = Client(models["mdlm"], {"n": 1, "seed": 3, "steps": 2})
+    for name, client in (("long", long), ("large", large), ("small", small)):
+        heard = client.job.listener
+
+        def listener(event: Event, name: str = name, heard: Any = heard) -> None:
+            if event.kind == "done":
+                order.append(name)
+            heard(event)
+
+        client.job.listener = listener
+    engine.submit([long.job, large.job, small.job])
+    engine.start()
+    for client in (long, large, small):
+        client.done()
+    assert order == ["small", "long", "large"]
+
+
+def test_a_large_request_is_not_passed_for_ever(models):
+    engine = Engine(most_rows=8)
+    large = Client(models["mdlm"], {"n": 8, "seed": 2, "steps": 2})
+    begun = threading.Event()
+    crowd = [Client(models["mdlm"], {"n": 1, "seed": seed, "steps": 3}) for seed in range(4)]
+    more = iter(range(10, 400))
+
+    def again(event: Event) -> None:
+        if event.kind == "done" and not large.ended.is_set():
+            one = Client(models["mdlm"], {"n": 1, "seed": next(more), "steps": 3})
+            one.job.listener = again
+            engine.submit([one.job])
+        begun.set()
+
+    for client in crowd:
+        client.job.listener = again
+    engine.submit([client.job for client in crowd])
+    engine.start()
+    assert begun.wait(60)
+    engine.submit([large.job])
+    assert large.done().texts
+    assert large.job.passed <= 16 + 8
+    engine.close()
+
+
+def test_rows_that_were_given_up_are_not_counted(models):
+    engine = Engine(most_rows=8)
+    clients = [Client(models["mdlm"], {"n": 2, "seed": seed, "steps": 3}) for seed in range(4)]
+    for client in clients[1:]:
+        client.job.cancel()
+    engine._held = [client.job for client in clients]
+    assert engine.active_rows == 2

@@ -64,6 +64,12 @@ def test_a_head_that_does_not_come_is_not_waited_for(address):
     assert answer_to(address) == b""
 
 
+def test_nor_is_the_head_of_a_later_request(address):
+    said = answer_to(address, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /healthz HTTP/1.1\r\nhos")
+    assert said.count(b"HTTP/1.1 200") == 1
+    assert said.count(b"HTTP/1.1") == 1
+
+
 def test_others_are_answered_meanwhile(address):
     with socket.create_connection(address) as idle:
         idle.sendall(b"POST /v1/comp")
