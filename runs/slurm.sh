@@ -17,8 +17,10 @@ set -euo pipefail
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 ranks=${SLURM_GPUS_ON_NODE:?ask for GPUs with --gpus-per-node}
 export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / ranks))
+# Since Slurm 22.05 srun does not take --cpus-per-task over from the job.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 
-# --signal sends SIGTERM five minutes before the end: the ranks save and leave.
+# --signal sends SIGTERM five minutes before the end: the ranks save and leave, for which torchrun gives them 30 s.
 srun --kill-on-bad-exit=1 "${RMDM_BIN:-.venv/bin}/torchrun" \
   --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$ranks" \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$first:${RMDM_PORT:-29500}" \

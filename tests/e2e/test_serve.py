@@ -113,7 +113,7 @@ def test_a_prompt_is_continued_echoed_cut_and_stopped(client):
     word = whole.text.split()[2]
     answer = client.completions.create(**asked, stop=[word])
     stopped = answer.choices[0]
-    assert answer.usage.completion_tokens == 2
+    assert answer.usage.completion_tokens == len(stopped.text.split())
     assert stopped.text == whole.text[: whole.text.index(word)]
     assert stopped.finish_reason == "stop"
     parts = client.completions.create(**asked, stop=[word], stream=True)

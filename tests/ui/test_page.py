@@ -93,6 +93,73 @@ def test_masked_words_are_refilled_and_the_others_stay(calm: Watched):
     expect(page.locator(".text [aria-selected=true]")).to_have_count(0)
 
 
+def test_each_refill_has_a_seed_of_its_own_which_the_link_keeps(calm: Watched, watch: Watch, server: Server):
+    page = calm.open("#text=anna+was+[MASK:4]+the+river+.&seed=2")
+    anew = page.locator(".pane").first.get_by_text("both texts are written anew")
+    expect(anew).to_be_hidden()
+    for _ in range(3):
+        page.locator(".pane").first.locator("[role=option]").nth(3).click()
+        expect(anew).to_be_visible()
+        page.get_by_role("button", name="Refill 1 word").click()
+        calm.settle()
+    seeds = [sent["seed"] for sent in calm.sent]
+    assert seeds[::2] == seeds[1::2]  # the same for both
+    assert len(set(seeds)) > 2  # two of them may be equal by chance
+    again = watch(server)
+    again.open(page.url.removeprefix(f"{server.url}/"))
+    assert again.texts() == calm.texts()
+    page.get_by_label("Compare two models").uncheck()
+    calm.settle()
+    page.locator("[role=option]").nth(3).click()
+    expect(page.get_by_role("button", name="Refill 1 word")).to_be_visible()
+    expect(anew).to_be_hidden()
+
+
+def test_a_pane_says_that_it_fits_a_latent_until_the_first_step(calm: Watched):
+    page = calm.open("#model=tiny-rmdm&text=anna+was+[MASK:2]+the+river+.")
+    page.locator("[role=option]").nth(2).click()
+    expect(page.locator(".readout")).to_contain_text("probability")
+    page.evaluate(
+        """() => {
+            window.read = [];
+            const hear = (all) => all.forEach((one) => window.read.push(one.addedNodes[0]?.data ?? ""));
+            new MutationObserver(hear).observe(document.querySelector(".readout"), {childList: true});
+        }"""
+    )
+    page.get_by_role("button", name="Refill 1 word").click()
+    calm.settle()
+    fitting = "Fitting the latent to the words that are given…"
+    read = page.evaluate("() => window.read")
+    assert fitting in read
+    begun = read.index("Waiting for the first step…")
+    assert begun < read.index(fitting)
+    assert not any("probability" in said for said in read[begun:])  # nothing of the word that was there
+    expect(page.locator(".readout")).to_have_text("Click words to mask them.")
+
+
+def test_only_gaps_are_filled_with_fewer_rounds_than_by_default(calm: Watched):
+    page = calm.open("#model=tiny-rmdm&text=anna+was")
+    assert "rounds" not in calm.sent[-1]
+    page.locator("#text").fill("anna [MASK:2] happy")
+    page.locator("#generate").click()
+    calm.settle()
+    assert calm.sent[-1]["rounds"] == 8
+
+
+def test_coming_back_the_controls_show_what_is_used(watch: Watch, server: Server):
+    watched = watch(server)
+    page = watched.open("#steps=4&temperature=0.5")
+    page.locator("#sampler").select_option("max_prob")
+    watched.settle()
+    page.locator("#speed").select_option("4")
+    page.goto("about:blank")
+    page.go_back()
+    watched.settle()
+    expect(page.locator("#speed")).to_have_value("1")
+    expect(page.locator("#sampler")).to_have_value("max_prob")
+    expect(page.locator("#temperature")).to_have_value("0.5")
+
+
 def test_a_prompt_begins_the_texts_of_both(calm: Watched):
     page = calm.open()
     page.locator("#text").fill("anna was")

@@ -184,14 +184,18 @@ def read_lines(path: Path) -> list[Row]:
     return found
 
 
+NOT_LEARNED = ("__metadata__", "latent.matrix")
+"""Entries of a weights file that hold no parameters: the projection of the latent is fixed."""
+
+
 def parameters(arm: Arm) -> int | None:
-    """Numbers in the model's weights, from the header of its file."""
+    """Numbers the model has learned, from the header of its file."""
     if arm.model is None:
         return None
     try:
         with open(arm.model / "model.safetensors", "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        shapes = [entry["shape"] for name, entry in header.items() if name not in NOT_LEARNED]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
         return None
     total = 0

@@ -163,7 +163,9 @@ class Page:
                 words = [token for token, id_ in backend.get_vocab().items() if not self.tokenizer.is_control[id_]]
                 hint = nearest(word, words) if is_words else ""
                 remedy = hint if hint.startswith("did") else "use what its training text has"
-                raise ConfigError(f"{_short(word)} is not in the model's vocabulary of {len(backend.get_vocab())}; {remedy}")
+                raise ConfigError(
+                    f"{_short(word)} is not in the model's vocabulary of {len(backend.get_vocab())}; {remedy}"
+                )
 
     def _too_long(self, name: str, size: int, gap: int) -> ConfigError:
         extra = f" and {gap} to be written" if gap else ""

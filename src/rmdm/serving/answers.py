@@ -78,7 +78,7 @@ class Answers:
         if cut is not None:
             text, reason = text[:cut], "stop"
             (_,), (edges,) = self.model.tokenizer.spans(ids[None, :stop])
-            stop = start + int((edges[start:stop] - edges[start] < cut).sum())
+            stop = start + int((edges[start:stop] - edges[start] < len(text.rstrip())).sum())
         text = self.prompt + text if self.body.echo else text
         was_masked = self.ready.pattern.x_L[self.place][start:stop] == self.model.tokenizer.mask_id
         written = was_masked & ~self.model.tokenizer.is_control[ids[start:stop]]

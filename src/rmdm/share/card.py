@@ -28,6 +28,8 @@ LICENCES = {
     "unlicense", "wtfpl", "zlib",
 }  # fmt: skip
 """Names that the hub knows; any other is shown as it is."""
+FIXED = ("latent.matrix",)
+"""What is stored with the weights and was not learned: buffers of the backbone."""
 ENGLISH = ("dvruette/lm1b", "skylion007/openwebtext")
 WHAT = {
     "RMDM": "A Representation-based Masked Diffusion Model. It writes many tokens a step, and one latent a text, drawn "
@@ -100,8 +102,14 @@ def what_it_is(source: Source) -> str:
     """Kind, size and corpus in a sentence or two."""
     by = "by a small flow from noise" if source.config.latent.draw == "flow" else "from N(0, I)"
     kind = WHAT[kind_of(source.arm)].format(drawn=by)
-    size = size_of(numbers_in(source.folder / WEIGHTS))
+    size = size_of(parameters(source))
     return f"{kind}. {size} parameters, trained on {source.about.data.get('source') or 'unknown text'}."
+
+
+def parameters(source: Source) -> int | None:
+    """How many numbers were learned, as `Model` counts them; None where the weights cannot be read."""
+    stored, fixed = (numbers_in(source.folder / WEIGHTS, names) for names in (("",), FIXED))
+    return None if stored is None or fixed is None else stored - fixed
 
 
 def use(source: Source, ref: str) -> list[str]:
@@ -126,7 +134,7 @@ def model_part(source: Source) -> list[str]:
     model, data, sample = config.model, config.data, config.sample
     rows = [
         ("kind", kind_of(arm)),
-        ("parameters", size_of(numbers_in(source.folder / WEIGHTS))),
+        ("parameters", size_of(parameters(source))),
         ("transformer", f"{model.layers} layers of {model.width}, {model.heads} heads"),
         ("rows", f"{data.length} tokens, {ROWS[data.layout]}"),
         ("vocabulary", f"{source.meta.get('vocab_size'):,} tokens"),

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+import rmdm
 from rmdm.cli import main, parse
 from rmdm.share.about import open_source
-from rmdm.share.card import card
+from rmdm.share.card import card, parameters
 from rmdm.share.export import export
 from rmdm.share.manifest import write_manifest
 from rmdm.training.checkpoint import file_signature
@@ -64,6 +65,21 @@ def test_every_kind_has_a_card_that_the_hub_understands(process, changes, senten
     assert headings == ["Use", "Model", "Data", "Training", "Figures", "Limits", "Licence", "Made with"]
     assert "No figure was measured of this model." in text
     assert "Unknown: the author has not stated a licence" in text
+
+
+@pytest.mark.parametrize(
+    ("process", "changes"),
+    [
+        ("rmdm", {}),
+        ("rmdm", {"latent__project": 2}),
+        ("mdlm", {"model__tie_embeddings": True}),
+        ("sedd", {}),
+        ("ar", {}),
+    ],
+)
+def test_parameters_are_counted_as_the_model_counts_them(process, changes, tmp_path):
+    folder = save_release(tmp_path / "own", process, **changes)
+    assert parameters(open_source(str(folder))) == sum(p.numel() for p in rmdm.load(folder).backbone.parameters())
 
 
 def test_a_corpus_that_is_known_says_its_language_and_dataset(tmp_path):

@@ -12,6 +12,11 @@ export class ServerError extends Error {
 
 let kept = null;
 
+/** Whether a text can be a key: no header carries other characters to every server alike. */
+export function isKey(text) {
+  return /^[ -~]+$/.test(text);
+}
+
 /** The key of this tab, if it was asked for one. */
 export function apiKey() {
   try {
@@ -27,6 +32,15 @@ export function keepApiKey(key) {
     sessionStorage.setItem(KEY, key);
   } catch {
     // Then it is forgotten with the page.
+  }
+}
+
+function forgetApiKey() {
+  kept = null;
+  try {
+    sessionStorage.removeItem(KEY);
+  } catch {
+    // Then it was never there.
   }
 }
 
@@ -67,6 +81,7 @@ async function ask(path, options = {}) {
     throw new ServerError(`No answer from ${location.host}; is rmdm serve still running there?`);
   }
   if (answer.ok) return answer;
+  if (answer.status === 401 && apiKey() === key) forgetApiKey(); // a newer one may be right
   throw new ServerError(await messageOf(answer), answer.status);
 }
 

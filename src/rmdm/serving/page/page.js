@@ -1,8 +1,8 @@
 // The page: one state, one pane a model, a request for each, one scrubber for all.
 
-import { ServerError, apiKey, denoise, keepApiKey, listModels } from "./api.js";
+import { ServerError, apiKey, denoise, isKey, keepApiKey, listModels } from "./api.js";
 import { Controls } from "./controls.js";
-import { Pane } from "./pane.js";
+import { Pane, say } from "./pane.js";
 import { Player } from "./player.js";
 import { copy, curlFor, pythonFor } from "./share.js";
 import { freshState, fromFragment, randomSeed, refusal, remark, requestFor, stepsOf, toFragment } from "./state.js";
@@ -26,9 +26,12 @@ async function open() {
   try {
     served = await listModels();
   } catch (error) {
-    return complain(error, at("notice"));
+    complain(error, at("notice"));
+    if (apiKey() !== null) askForKey(); // it may be the key that no answer comes to
+    return;
   }
-  at("notice").textContent = "";
+  say(at("notice"), "");
+  allow(true);
   at("compare-row").hidden = served.length < 2;
   follow();
 }
@@ -37,7 +40,7 @@ async function open() {
 function follow() {
   const found = fromFragment(location.hash.slice(1), served);
   state = found.state;
-  at("notice").textContent = found.problems.join(" ");
+  say(at("notice"), found.problems.join(" "));
   arrange();
   run();
 }
@@ -51,7 +54,7 @@ function arrange() {
   while (panes.length < state.models.length) {
     const pane = new Pane({
       model: (id) => choose(panes.indexOf(pane), id),
-      refill: (text) => change({ text }),
+      refill: (text) => change({ text, seed: randomSeed() }), // else it would be the same words again
       like: (text) => change({ z: "like", like: text, seed: randomSeed() }),
       copy: (text) => share(text, "Text copied"),
       whole: () => player.toEnd(),
@@ -59,7 +62,7 @@ function arrange() {
     panes.push(pane);
     at("panes").append(pane.root);
   }
-  panes.forEach((pane, index) => pane.setModel(shownModels()[index], served, index + 1));
+  panes.forEach((pane, index) => pane.setModel(shownModels()[index], served, index + 1, panes.length));
   at("compare").checked = panes.length > 1;
   controls.show(state, shownModels());
 }
@@ -132,7 +135,7 @@ function complain(error, where = null) {
   if (!isKnown) console.error(error);
   if (error.status === 401) askForKey();
   const message = isKnown ? error.message : `The page cannot make sense of the answer: ${error.message}`;
-  if (where) where.textContent = message;
+  if (where) say(where, message);
   return message;
 }
 
@@ -141,6 +144,22 @@ function askForKey() {
   if (!form.hidden) return;
   form.hidden = false;
   at("key-value").focus();
+}
+
+/** Until it is known what is served there is nothing to ask for, but for the key. */
+function allow(isAllowed) {
+  for (const control of document.querySelectorAll("#compare, main :is(button, input, select, textarea)")) {
+    if (control.form === at("key")) continue;
+    control.disabled = !isAllowed;
+  }
+}
+
+/** Browsers fill in what stood in the controls before, and give some the value of another: the state knows better. */
+function restore() {
+  at("speed").value = player.speed;
+  if (!state) return;
+  at("compare").checked = panes.length > 1;
+  controls.show(state, shownModels());
 }
 
 /** While a text is being written, Stop stands where Generate was; what is there in a moment needs none. */
@@ -190,8 +209,16 @@ at("compare").addEventListener("change", () => {
 });
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
-  keepApiKey(at("key-value").value.trim());
-  at("key-value").value = "";
+  const field = at("key-value");
+  const key = field.value.trim();
+  if (key && !isKey(key)) {
+    say(at("notice"), "A key has plain ASCII characters only; this one has others.");
+    return field.select();
+  }
+  field.value = "";
+  if (!key) return field.reportValidity();
+  say(at("notice"), "");
+  keepApiKey(key);
   at("key").hidden = true;
   if (state) run();
   else open();
@@ -200,5 +227,8 @@ at("copy-link").addEventListener("click", () => share(location.href, "Link copie
 at("copy-curl").addEventListener("click", () => share(at("curl").textContent, "curl command copied"));
 at("copy-python").addEventListener("click", () => share(at("python").textContent, "Python copied"));
 addEventListener("hashchange", () => served.length && follow());
+addEventListener("pageshow", (event) => event.persisted || restore());
 
+for (const control of document.querySelectorAll("input, select, textarea")) control.setAttribute("autocomplete", "off");
+allow(false);
 open();

@@ -18,6 +18,10 @@ export class Pane {
       name: part(".name"), about: part(".about"), alert: part(".alert"), text: part(".text"), readout: part(".readout"),
       refill: part(".refill"), clear: part(".clear"), like: part(".as-like"), copy: part(".copy-text"), used: part(".used"),
     };
+    this.anew = document.createElement("span");
+    this.anew.className = "hint";
+    this.anew.textContent = "both texts are written anew";
+    this.part.clear.after(this.anew);
     this.on = on;
     this.cells = [];
     this.trace = null;
@@ -37,13 +41,18 @@ export class Pane {
     for (const kind of ["pointerleave", "focusout"]) text.addEventListener(kind, () => this._read(null));
   }
 
-  /** Show a model; where there is a choice its name is a menu. */
-  setModel(model, served, number) {
+  /** Show a model, in pane `number` of `count`; where there is a choice its name is a menu. */
+  setModel(model, served, number, count) {
     this.model = model;
+    this.isAlone = count === 1;
+    this.anew.id = `anew-${number}`;
+    if (this.isAlone) this.part.refill.removeAttribute("aria-describedby");
+    else this.part.refill.setAttribute("aria-describedby", this.anew.id);
     const { name, about, text } = this.part;
     if (served.length > 1) {
       const menu = document.createElement("select");
       menu.setAttribute("aria-label", `Model ${number}`);
+      menu.autocomplete = "off"; // browsers would restore it into another menu
       for (const { id } of served) menu.add(new Option(id, id, false, id === model.id));
       menu.style.setProperty("--letters", model.id.length);
       menu.addEventListener("change", () => this.on.model(menu.value));
@@ -58,7 +67,7 @@ export class Pane {
 
   /** A new text is on its way. With `isQuiet` the old one stays until the new one is finished. */
   begin(isQuiet = false) {
-    this.part.alert.textContent = "";
+    say(this.part.alert, "");
     this.next = null;
     this.isQuiet = isQuiet && this.trace?.isDone === true;
     this.isLive = true;
@@ -70,6 +79,7 @@ export class Pane {
     this.part.used.textContent = "";
     this._fit(this.model.length);
     this.show(0);
+    this._read(null); // the word that was read is gone, though its place may still have the focus
   }
 
   /** Take in an event of the stream. */
@@ -88,16 +98,18 @@ export class Pane {
     }
     if (event.type !== "step") this._tell();
     this.show(this.step);
+    if (this.trace.received <= 1) this._read(null);
   }
 
   /** The stream is over; `message` says why where it ended badly. */
   end(message = "") {
     this.isLive = false;
     this.part.text.style.minHeight = "";
-    this.part.alert.textContent = message;
+    say(this.part.alert, message);
     if (this.trace) this.trace.close();
     else this._fit(0);
     this.show(this.step);
+    this._read(null);
   }
 
   /** What the text was written with, and a remark on what of it has no bearing here. */
@@ -128,6 +140,7 @@ export class Pane {
     const count = this.picked.size;
     const { refill, clear, like, copy } = this.part;
     refill.hidden = clear.hidden = count === 0;
+    this.anew.hidden = count === 0 || this.isAlone;
     refill.textContent = `Refill ${count} ${count === 1 ? "word" : "words"}`;
     like.hidden = !this.isFinished || !this.model.reads_text || count > 0;
     copy.hidden = !this.isFinished || count > 0;
@@ -217,6 +230,9 @@ export class Pane {
 
   _hint() {
     if (this.isLive && !this.trace) return "Waiting for the first step…";
+    if (this.isLive && this.trace.received === 0 && this.trace.settings.latent === "resample") {
+      return "Fitting the latent to the words that are given…"; // it takes seconds
+    }
     if (!this.isFinished) return "";
     if (isCausal(this.model)) return "From left to right, one token a step.";
     return "Click words to mask them.";
@@ -334,6 +350,13 @@ export class Pane {
     this._focus(this.cursor); // the button goes away
     this.on.refill(text);
   }
+}
+
+/** Put a message into an alert; one too long for it is scrolled, with the keyboard too. */
+export function say(alert, message) {
+  alert.textContent = message;
+  if (alert.scrollHeight > alert.clientHeight) alert.tabIndex = 0;
+  else alert.removeAttribute("tabindex");
 }
 
 /** A token's text as the space before it and the rest; what is nothing but space gets a sign to click on. */

@@ -11,6 +11,7 @@ export class Player {
     this.panes = panes;
     this.step = 0;
     this.isPlaying = false;
+    this.speed = 1;
     this.part = Object.fromEntries(["play", "scrub", "where", "speed"].map((id) => [id, document.getElementById(id)]));
     const { play, scrub, speed } = this.part;
     play.addEventListener("click", () => (this.isPlaying ? this.pause() : this.play()));
@@ -19,7 +20,10 @@ export class Player {
       this.pause();
       this.go(step);
     });
-    speed.addEventListener("change", () => this.isPlaying && this._schedule());
+    speed.addEventListener("change", () => {
+      this.speed = Number(speed.value);
+      if (this.isPlaying) this._schedule();
+    });
   }
 
   /** Steps of the longest text. */
@@ -78,7 +82,7 @@ export class Player {
   _schedule() {
     clearTimeout(this.timer);
     const pace = Math.min(SLOWEST_MS, Math.max(FASTEST_MS, WHOLE_MS / Math.max(this.total, 1)));
-    this.timer = setTimeout(() => this._tick(), pace / Number(this.part.speed.value));
+    this.timer = setTimeout(() => this._tick(), pace / this.speed);
   }
 
   _tick() {

@@ -1,7 +1,7 @@
 // What is asked for: one plain object, its form in a link, and the request it is for each model.
 
 const GAP = /\[MASK(?::[^\]]*)?\]/;
-/** Rounds in which a latent is fitted to given text: fewer than by default, for someone is looking. */
+/** Rounds in which a latent is fitted to a text with gaps: fewer than by default, for someone is looking. */
 const ROUNDS = 8;
 const CONFIDENCE = ["max_prob", "margin", "entropy", "balanced"];
 
@@ -128,7 +128,7 @@ function latentOf(model, state) {
   if (state.z === "like" && model.reads_text) return { ...seed, like: state.like };
   if (state.z === "between") return { ...seed, between: [endOf(state.from), endOf(state.to)], weight: state.weight };
   const drawn = { ...seed };
-  if (state.text) drawn.rounds = ROUNDS;
+  if (hasGap(state.text)) drawn.rounds = ROUNDS; // to go on from a prompt takes all of them
   if (state.latent_temperature !== null) drawn.latent_temperature = state.latent_temperature;
   return drawn;
 }
