@@ -19,7 +19,7 @@ from rmdm.errors import ConfigError, RMDMError
 from rmdm.meanflow.flow import Flow
 from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, SeedLatent, TextLatent
 from rmdm.samplers.generate import autocast
-from rmdm.samplers.given import resample_steps
+from rmdm.samplers.given import resample_steps, to_end
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.latents import LatentReader, LatentSource, Tau, slerp
 from rmdm.samplers.noise import row_keys
@@ -122,12 +122,7 @@ class Latents:
 
     def draw(self, request: Request, choice: Choice, x_BL: Tensor) -> Tensor | None:
         """z~ of the rows `x_BL`, all of them alike; None for the learned null and for models without a latent."""
-        steps = self.draw_steps(request, choice, x_BL)
-        try:
-            while True:
-                next(steps)
-        except StopIteration as done:
-            return done.value
+        return to_end(self.draw_steps(request, choice, x_BL))
 
     @torch.no_grad()
     def draw_steps(self, request: Request, choice: Choice, x_BL: Tensor) -> Generator[None, None, Tensor | None]:

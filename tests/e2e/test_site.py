@@ -214,7 +214,9 @@ def test_the_slurm_script_trains(place, tmp_path):
     small = workspace.shrunk(["run", "owt-mdlm"], place, "")[2:]
     out = ["--data.dir", str(tmp_path / "data"), "--out", str(tmp_path / "runs/owt")]
     job = {"SLURM_JOB_NODELIST": "here", "SLURM_GPUS_ON_NODE": "2", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_ID": "7"}
-    launched(["bash", str(SLURM), "owt-mdlm", *small, *out], place, tmp_path, SLURM_JOB_NUM_NODES="1", **job)
+    assert launched(
+        ["bash", str(SLURM), "owt-mdlm", *small, *out], place, tmp_path, SLURM_JOB_NUM_NODES="1", **job
+    ).is_file()
 
 
 @pytest.mark.slow
@@ -223,4 +225,4 @@ def test_the_skypilot_file_trains(place, tmp_path):
     small = workspace.shrunk(["run", "owt-mdlm"], place, "")[2:]
     node = {"SKYPILOT_NODE_IPS": "127.0.0.1\n", "SKYPILOT_NUM_NODES": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "2"}
     node |= {"SKYPILOT_NODE_RANK": "0", "PRESET": "owt-mdlm", "FLAGS": shlex.join(small), "SHARED": str(tmp_path)}
-    launched(["bash", "-c", task["run"]], place, tmp_path, **node)
+    assert launched(["bash", "-c", task["run"]], place, tmp_path, **node).is_file()

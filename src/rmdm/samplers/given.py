@@ -18,6 +18,7 @@ p(nu | x_U) as it is [Tjelmeland 2004; preconditioned Crank-Nicolson with many p
 
 import math
 from collections.abc import Generator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from rmdm.samplers.denoiser import Denoiser, fixed_rows, in_blocks, send
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_uniform
 
+Result = TypeVar("Result")
 RESAMPLE_STREAM, QUARTER_STREAM, CHOICE_STREAM = 120, 121, 122
 MOVE_STREAM = 3003
 """Stream of eps; see `backbone.noise`."""
@@ -58,7 +60,11 @@ def resample(
     `start_BGK` is the noise of a latent that takes the place of the first draw.
     """
     how = {"draws": draws, "rounds": rounds, "tau": tau, "start_BGK": start_BGK}
-    steps = resample_steps(backbone, source, x_BL, keys_B, scored_BL, **how)
+    return to_end(resample_steps(backbone, source, x_BL, keys_B, scored_BL, **how))
+
+
+def to_end(steps: Generator[None, None, Result]) -> Result:
+    """What comes of work that pauses, without the pauses."""
     try:
         while True:
             next(steps)

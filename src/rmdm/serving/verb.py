@@ -38,8 +38,9 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     key = read_key(args.api_key_env)
     import uvicorn
 
-    from rmdm.serving.app import Settings, make_app
+    from rmdm.serving.app import make_app
     from rmdm.serving.patient import PatientProtocol, Server
+    from rmdm.serving.work import Settings
 
     served = open_models(args.models, args.device)
     if args.compile:

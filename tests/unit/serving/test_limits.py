@@ -12,11 +12,12 @@ import uvicorn
 
 from rmdm.hub import load_model
 from rmdm.serving import limits, patient
-from rmdm.serving.app import Settings, make_app
+from rmdm.serving.app import make_app
 from rmdm.serving.limits import RequestLog
 from rmdm.serving.metrics import Metrics
 from rmdm.serving.patient import PatientProtocol
 from rmdm.serving.served import Served
+from rmdm.serving.work import Settings
 from tests.release import save_release
 
 
