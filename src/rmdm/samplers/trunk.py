@@ -14,17 +14,13 @@ each time. It takes half a minute or more to make, and rounds differently.
 """
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rmdm.backbone.dit import DiT
-
-Pass = Callable[[DiT, Tensor, Sequence[Tensor] | None, Tensor | None], Tensor]
-WARM_UP = 2
-"""Passes before a recording: libraries choose their kernels and take their memory in the first."""
+from rmdm.backbone.recording import Recording
 
 
 class Trunk:
@@ -33,7 +29,7 @@ class Trunk:
     def __init__(self, backbone: DiT, *, compiled: bool = False) -> None:
         self.backbone = backbone
         self.run = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
-        self.recordings: dict[Hashable, Recording] = {}
+        self.recordings: dict[Hashable, Recording[Tensor]] = {}
 
     @torch.no_grad()
     def __call__(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None = None) -> Tensor:
@@ -43,7 +39,13 @@ class Trunk:
             return forward(self.backbone, x_RL, six, t_R)
         key = self._key(inputs)
         if key not in self.recordings:
-            self.recordings[key] = Recording(self.run, self.backbone, x_RL, six, t_R)
+            after = 1 + len(six or ())
+
+            def run(held: list[Tensor]) -> Tensor:
+                own_six = held[1:after] if six is not None else None
+                return self.run(self.backbone, held[0], own_six, held[after] if t_R is not None else None)
+
+            self.recordings[key] = Recording(run, inputs)
         return self.recordings[key].replay(inputs)
 
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
@@ -52,41 +54,6 @@ class Trunk:
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         places = self.backbone.embed.weight.data_ptr(), self.backbone.norm_scale.data_ptr()
         return shapes, precision, places, getattr(self.backbone, "_compiled_call_impl", None) is not None
-
-
-class Recording:
-    """One pass as a CUDA graph, with the tensors it reads and writes."""
-
-    def __init__(
-        self, run: Pass, backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None
-    ) -> None:
-        x_RL = x_RL.clone()
-        six = [each.clone() for each in six] if six is not None else None
-        t_R = t_R.clone() if t_R is not None else None
-        self.inputs = [x_RL, *(six or ()), *((t_R,) if t_R is not None else ())]
-        # What autocast would remember of the weights lies in memory that a recording must not count on.
-        amp = (
-            torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False)
-            if torch.is_autocast_enabled("cuda")
-            else nullcontext()
-        )
-        with torch.cuda.device(x_RL.device), amp:
-            aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
-            aside.wait_stream(here)
-            with torch.cuda.stream(aside):
-                for _ in range(WARM_UP):
-                    run(backbone, x_RL, six, t_R)
-            here.wait_stream(aside)
-            self.graph = torch.cuda.CUDAGraph()
-            # Other threads may go on using the GPU meanwhile.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                self.h_RLD = run(backbone, x_RL, six, t_R)
-
-    def replay(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The pass on other values."""
-        torch._foreach_copy_(self.inputs, list(inputs))
-        self.graph.replay()
-        return self.h_RLD
 
 
 def with_half_matrices(backbone: DiT) -> DiT:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.adamw import adamw
 
+from rmdm.backbone.recording import Recording
+
 # An odd polynomial of the singular values, five times over, takes anything in (0, 1] near 1; these weights rise fast.
 WEIGHTS = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
@@ -29,6 +31,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "matrices": False})
+        self.recordings: dict[tuple[torch.Size, ...], Recording[list[Tensor]]] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -44,7 +47,8 @@ class Muon(torch.optim.Optimizer):
                 self.state[p]["momentum"] = torch.zeros_like(p)
             shapes[p.shape].append(p)
         is_bad = self.found_inf > 0 if self.found_inf is not None else None
-        for shape, same in shapes.items():
+        stacks = []
+        for same in shapes.values():
             moments = [self.state[p]["momentum"] for p in same]
             grads = gradients(same)
             if is_bad is not None:
@@ -52,13 +56,23 @@ class Muon(torch.optim.Optimizer):
                 grads = list(torch.where(is_bad, torch.stack(moments), torch.stack(grads)))
             torch._foreach_lerp_(moments, grads, 1 - MOMENTUM)
             ahead = torch._foreach_lerp(grads, moments, MOMENTUM)
-            update_nAB = orthogonal(torch.stack([_whole(u) for u in ahead])).to(same[0].dtype)
-            update_nAB *= group["lr"] * ADAMW_RMS * max(shape) ** 0.5
-            decay: float | Tensor = group["lr"] * group["weight_decay"]
-            if is_bad is not None:
-                update_nAB, decay = torch.where(is_bad, 0.0, update_nAB), torch.where(is_bad, 0.0, decay)
+            stacks.append(torch.stack([_whole(u) for u in ahead]))
+        decay: float | Tensor = group["lr"] * group["weight_decay"]
+        decay = torch.where(is_bad, 0.0, decay) if is_bad is not None else decay
+        for (shape, same), found_nAB in zip(shapes.items(), self._orthogonal(stacks), strict=True):
+            update_nAB = found_nAB.to(same[0].dtype) * (group["lr"] * ADAMW_RMS * max(shape) ** 0.5)
+            update_nAB = torch.where(is_bad, 0.0, update_nAB) if is_bad is not None else update_nAB
             torch._foreach_mul_(same, 1 - decay)
             torch._foreach_sub_(same, [_as(update, p) for update, p in zip(update_nAB, same, strict=True)])
+
+    def _orthogonal(self, stacks: list[Tensor]) -> list[Tensor]:
+        """`orthogonal` of every stack; on a GPU their many small products are recorded and started as one."""
+        if not all(stack.is_cuda for stack in stacks):
+            return [orthogonal(stack) for stack in stacks]
+        shapes = tuple(stack.shape for stack in stacks)
+        if shapes not in self.recordings:
+            self.recordings[shapes] = Recording(lambda held: [orthogonal(each) for each in held], stacks)
+        return self.recordings[shapes].replay(stacks)
 
     def _step_adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
