@@ -1,9 +1,9 @@
 """How often a request's text depends on what runs beside it: alone against in a batch of 64, compiled against not.
 
-    python benchmarks/same_text.py RUN... [--requests 3072] [--steps 8]
+    python benchmarks/same_text.py RUN... [--requests 3072] [--steps 8] [--samplers ancestral,balanced] [--loose]
 
 The texts are those of `rmdm sample`: every request has its own seed and asks for one text. Every sampler that fits a
-model is tried, on a GPU also without the fixed shapes that the package writes with there.
+model is tried, or those named; with `--loose` on a GPU also without the fixed shapes that the package has there.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def compare(name: str, a_BL: torch.Tensor, b_BL: torch.Tensor) -> None:
     )
 
 
-def measure(model: Model, sampler: str, steps: int, n: int) -> None:
+def measure(model: Model, sampler: str, steps: int, n: int, *, loose: bool) -> None:
     """All comparisons of one sampler."""
 
     def write(requests: int, batch: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ def measure(model: Model, sampler: str, steps: int, n: int) -> None:
     compare("again", write(n, TOGETHER), together)
     compare("alone against in a batch of 64", write(n, 1), together)
     compare("in batches of 7 against 64", write(n, 7), together)
-    if where.type == "cuda":
+    if loose and where.type == "cuda":
         without_fixed_shapes(write, together)
 
 
@@ -78,15 +78,18 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--requests", type=int, default=3072)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--samplers", help="comma-separated (default: all that fit)")
+    parser.add_argument("--loose", action="store_true", help="also without fixed shapes (GPU)")
     args = parser.parse_args()
     for run in args.runs:
         model = load_model(run, find_device("auto"))
-        for sampler in fitting_samplers(model.backbone)[0]:
-            measure(model, sampler, args.steps, args.requests)
-        own = own_settings(model.backbone, model.config.sample).sampler
-        plain = texts(model, own, args.steps, args.requests, TOGETHER)
-        model.writer().backbone.compile(dynamic=False)
-        compare("compiled against not", texts(model, own, args.steps, args.requests, TOGETHER), plain)
+        for sampler in args.samplers.split(",") if args.samplers else fitting_samplers(model.backbone)[0]:
+            measure(model, sampler, args.steps, args.requests, loose=args.loose)
+        if model.device.type == "cuda":
+            own = own_settings(model.backbone, model.config.sample).sampler
+            plain = texts(model, own, args.steps, args.requests, TOGETHER)
+            model.compile()
+            compare(f"{own}, compiled against not", texts(model, own, args.steps, args.requests, TOGETHER), plain)
 
 
 if __name__ == "__main__":

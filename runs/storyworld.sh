@@ -9,7 +9,7 @@ set -euo pipefail
 OUT=${1:-runs/storyworld}
 RMDM=${RMDM:-rmdm}
 STEPS=${STEPS:-1,2,4,8,16,64}
-N=${N:-2048}
+N=${N:-2000}
 mkdir -p "$OUT"
 
 # once NAME COMMAND...: run it unless it has ended well before; its output goes to OUT/NAME.log.
