@@ -1,5 +1,6 @@
 """A function of tensors as a CUDA graph: hundreds of small kernels, recorded once, are started as one."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Generic, TypeVar
@@ -39,8 +40,18 @@ class Recording(Generic[Result]):
             with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.result = run(self.inputs)
 
+        self.copied: list[tuple[weakref.ref[Tensor], int] | None] = [None for _ in self.inputs]
+
     def replay(self, inputs: Sequence[Tensor]) -> Result:
-        """The call on other values."""
-        torch._foreach_copy_(self.inputs, list(inputs))
+        """The call on other values; what has not changed since the last call is not copied again."""
+        new = [k for k, each in enumerate(inputs) if not self._holds(k, each)]
+        torch._foreach_copy_([self.inputs[k] for k in new], [inputs[k] for k in new])
+        for k in new:
+            self.copied[k] = weakref.ref(inputs[k]), inputs[k]._version
         self.graph.replay()
         return self.result
+
+    def _holds(self, k: int, value: Tensor) -> bool:
+        """Whether input k is this tensor as it is now: every change in place raises a tensor's version."""
+        copied = self.copied[k]
+        return copied is not None and copied[0]() is value and copied[1] == value._version

@@ -52,12 +52,18 @@ def transport_steps(config: MeanFlowConfig) -> int:
 
 
 def draw_times(
-    recipe: Recipe, direction: Direction, seed: int, step: int, rows_B: NDArray[np.int64], batch: int
+    recipe: Recipe,
+    direction: Direction,
+    seed: int,
+    step: int,
+    rows_B: NDArray[np.int64],
+    batch: int,
+    power: float = 1.0,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(t_B, r_J) of rows at these places of the global batch; the first J of them have r != t.
 
     Places below identity * batch have r != t, so every rank and micro-batch gets its share in front. Uniform t is
-    stratified over the places of each kind.
+    stratified over the places of each kind, then raised to `power`.
     """
     pairs = round(recipe.identity * batch)
     a_B, b_B = uniform(seed, step, T_STREAM, rows_B), uniform(seed, step, R_STREAM, rows_B)
@@ -69,8 +75,8 @@ def draw_times(
         t_B, r_B = (1 / (1 + np.exp(-(mean + deviation * x))) for x in (normal_B, other_B))
     else:
         place_B = np.where(is_pair, rows_B, rows_B - pairs)
-        t_B = (place_B + a_B) / np.where(is_pair, max(pairs, 1), max(batch - pairs, 1))
-        r_B = b_B
+        t_B = ((place_B + a_B) / np.where(is_pair, max(pairs, 1), max(batch - pairs, 1))) ** power
+        r_B = b_B**power
     if direction != "both":
         low_B, high_B = np.minimum(t_B, r_B), np.maximum(t_B, r_B)
         ordered = (high_B, low_B) if direction == "align" else (low_B, high_B)

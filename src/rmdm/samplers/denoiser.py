@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -113,16 +114,20 @@ class Denoiser:
         """Hidden states (R, L, D)."""
         if self.block is None:
             return forward(self.backbone, x_RL, six, t_R)
+        # Modulations of single positions are the bulk of what a pass reads, so rows that fill a block stay as they are.
+        if len(x_RL) == self.block:
+            return self._pass(x_RL, six, t_R)
         parts = []
         for of in filled(len(x_RL), self.block, self.device):
             some = [each[of] if len(each) > 1 else each for each in six] if six is not None else None
-            some_t = t_R[of] if t_R is not None else None
-            if self.trunk is None:
-                parts.append(forward(self.backbone, x_RL[of], some, some_t))
-            else:
-                h_RLD = self.trunk(x_RL[of], some, some_t)
-                parts.append(h_RLD.clone() if len(x_RL) > self.block else h_RLD)
+            h_RLD = self._pass(x_RL[of], some, t_R[of] if t_R is not None else None)
+            parts.append(h_RLD.clone() if len(x_RL) > self.block else h_RLD)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _pass(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
+        """The network on one block; what a recording returns holds until its next pass."""
+        run = self.trunk if self.trunk is not None else partial(forward, self.backbone)
+        return run(x_RL, six, t_R)
 
     def _of_rows(self, rows_R: Tensor | None) -> list[Tensor] | None:
         """The modulations of some rows; those of a single row hold for all."""

@@ -42,6 +42,15 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_same_draws(recipe, siz
     assert sorted(seen) == list(range(batch))
 
 
+@pytest.mark.parametrize("power", [0.5, 2.0])
+def test_a_power_moves_uniform_times_and_leaves_logit_normal_ones(power):
+    for recipe in MIXED:
+        plain, moved = (draw_times(recipe, "both", 1, 5, np.arange(64), 64, p) for p in (1.0, power))
+        for before, after in zip(plain, moved, strict=True):
+            expected = before if recipe.logit_normal is not None else before**power
+            np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_draws_are_a_function_of_seed_and_step():
     def first(**changes):
         return whole(UNIFORM, **changes)[0]
