@@ -260,8 +260,9 @@ class MeanFlowConfig:
     """Which way to train: from e to z_0 (`align`), from noise to e (`draw`), or both."""
     transport_steps: int | None = None
     """Steps of the map from e to z_0; null takes the recipe's own (paper: 1)."""
-    time_power: float = 1.0
-    """Times in training are u^time_power, u uniform: below 1 the flow practises more near the data (robust recipe)."""
+    often: tuple[float, float] | None = None
+    """Where the flow practises most: half of the times of a step lie between these two, the others anywhere between 0
+    (noise) and 1 (data); null: all anywhere (robust recipe)."""
     draw_steps: int = 4
     """Evaluations of a network in the map from noise to e."""
     guide_steps: int = 0
@@ -514,7 +515,8 @@ def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]
         ("latent.blur", latent.blur, 0, 1),
         ("latent.width", latent.width, 1, 65_536),
         ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
-        ("meanflow.time_power", flow.time_power, 0.05, 20),
+        ("meanflow.often[0]", flow.often[0] if flow.often else 0, 0, 1),
+        ("meanflow.often[1]", flow.often[1] if flow.often else 1, flow.often[0] if flow.often else 0, 1),
         ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),
         ("meanflow.guide_steps", flow.guide_steps, 0, 10**12),
         ("meanflow.guidance", flow.guidance, 0, 100),

@@ -58,12 +58,12 @@ def draw_times(
     step: int,
     rows_B: NDArray[np.int64],
     batch: int,
-    power: float = 1.0,
+    often: tuple[float, float] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(t_B, r_J) of rows at these places of the global batch; the first J of them have r != t.
 
     Places below identity * batch have r != t, so every rank and micro-batch gets its share in front. Uniform t is
-    stratified over the places of each kind, then raised to `power`.
+    stratified over the places of each kind; with `often`, half of all t and r lie in that interval.
     """
     pairs = round(recipe.identity * batch)
     a_B, b_B = uniform(seed, step, T_STREAM, rows_B), uniform(seed, step, R_STREAM, rows_B)
@@ -75,8 +75,11 @@ def draw_times(
         t_B, r_B = (1 / (1 + np.exp(-(mean + deviation * x))) for x in (normal_B, other_B))
     else:
         place_B = np.where(is_pair, rows_B, rows_B - pairs)
-        t_B = ((place_B + a_B) / np.where(is_pair, max(pairs, 1), max(batch - pairs, 1))) ** power
-        r_B = b_B**power
+        t_B = (place_B + a_B) / np.where(is_pair, max(pairs, 1), max(batch - pairs, 1))
+        r_B = b_B
+        if often is not None:
+            low, high = often  # the distribution function of the even mixture is straight between these points
+            t_B, r_B = (np.interp(x, (0, low / 2, (1 + high) / 2, 1), (0, low, high, 1)) for x in (t_B, r_B))
     if direction != "both":
         low_B, high_B = np.minimum(t_B, r_B), np.maximum(t_B, r_B)
         ordered = (high_B, low_B) if direction == "align" else (low_B, high_B)

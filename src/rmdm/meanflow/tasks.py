@@ -131,8 +131,8 @@ class FlowTask:
         if not torch.isfinite(e_BGD).all():
             raise DataError(f"embeddings of rows {indices.min()} to {indices.max()} are not finite; encode them again")
         flow = self.config.meanflow
-        power = flow.time_power if step != VALIDATION_STEP else 1.0  # so that losses can be compared
-        t_B, r_J = draw_times(self.recipe, flow.direction, seed, step, places, batch, power)
+        often = flow.often if step != VALIDATION_STEP else None  # so that losses can be compared
+        t_B, r_J = draw_times(self.recipe, flow.direction, seed, step, places, batch, often)
         keys = torch.from_numpy(noise_keys(seed, step, places))
         return FlowBatch(e_BGD, torch.from_numpy(t_B), torch.from_numpy(r_J), keys)
 
