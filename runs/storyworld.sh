@@ -3,14 +3,19 @@
 #
 #   runs/storyworld.sh [OUT]         # OUT: runs/storyworld; a stage that is done already is skipped
 #
+# Models are trained one after another; stories are embedded, written and checked beside that, since the host has time.
+#
 # RMDM names the command (default: rmdm). DATA, FLOW and ARM add flags to all stages, to stage I and to stage II, for
-# example ARM='--train.steps 200' to try it out. STEPS and N are the table's step counts and stories a cell.
+# example ARM='--train.steps 200' to try it out. STEPS and N are the table's step counts and stories a cell, TEMPERATURE
+# that of its rows that write the surest words first.
 set -euo pipefail
 OUT=${1:-runs/storyworld}
 RMDM=${RMDM:-rmdm}
 STEPS=${STEPS:-1,2,4,8,16,64}
-N=${N:-2000}
+N=${N:-2000} # as many as are held out
+TEMPERATURE=${TEMPERATURE:-0.5}
 mkdir -p "$OUT"
+rm -f "$OUT/failed"
 
 # once NAME COMMAND...: run it unless it has ended well before; its output goes to OUT/NAME.log.
 once() {
@@ -19,39 +24,63 @@ once() {
     [ -e "$OUT/$name.ok" ] && return
     echo "$(date -u +%T) $name"
     local began=$SECONDS
-    "$@" >"$OUT/$name.log" 2>&1 || { tail -5 "$OUT/$name.log"; echo "$name failed; see $OUT/$name.log"; exit 1; }
+    "$@" >"$OUT/$name.log" 2>&1 || {
+        tail -5 "$OUT/$name.log"
+        echo "$name failed; see $OUT/$name.log" | tee -a "$OUT/failed"
+        exit 1
+    }
     echo "$((SECONDS - began)) s" >"$OUT/$name.ok"
 }
 
-# arm NAME PRESET FLAGS...: train it, then write its stories: by the model's own law, and surest first at temperature 0.7.
+# await NAME: until that stage has ended well; gives up when any has failed.
+await() {
+    until [ -e "$OUT/$1.ok" ]; do
+        [ ! -e "$OUT/failed" ] || exit 1
+        sleep 0.5
+    done
+}
+
+# arm NAME PRESET FLAGS...: train it, then, in the background, write its stories: surest words first, and by its own law.
 arm() {
     local name=$1 preset=$2
     shift 2
     once "train-$name" $RMDM train "$preset" --out "$OUT/$name" ${DATA:-} ${ARM:-} "$@"
-    local exact=ancestral best=balanced ceiling=
-    [ "$preset" = storyworld-sedd ] && exact=analytic best=analytic
-    case $preset in storyworld | storyworld-paper) ceiling=--ceiling ;; esac
-    once "best-$name" $RMDM eval stories "$OUT/$name" --steps "$STEPS" --n "$N" --sampler $best --temperature 0.7 $ceiling
-    once "exact-$name" $RMDM eval stories "$OUT/$name" --steps "$STEPS" --n "$N" --sampler $exact --temperature 1 \
-        $(has_null "$preset" && echo --guidance 1) $ceiling
+    stories "$name" "$preset" &
 }
 
-# Guidance can be turned off only where there is some.
-has_null() { [ "$1" = storyworld ]; }
+stories() {
+    local name=$1 preset=$2 exact=ancestral best=balanced ceiling= guidance=
+    case $preset in storyworld | storyworld-paper) ceiling=--ceiling ;; esac
+    [ "$preset" = storyworld-sedd ] && exact=analytic best=analytic
+    [ "$preset" = storyworld ] && guidance="--guidance 1" # it can be turned off only where there is some
+    once "best-$name" $RMDM eval stories "$OUT/$name" --steps "$STEPS" --n "$N" --sampler $best \
+        --temperature "$TEMPERATURE" $ceiling
+    once "exact-$name" $RMDM eval stories "$OUT/$name" --steps "$STEPS" --n "$N" --sampler $exact \
+        --temperature 1 $guidance $ceiling
+}
+
+embed() {
+    once encode $RMDM encode storyworld ${DATA:-}
+    once encode-paper $RMDM encode storyworld-paper ${DATA:-}
+}
 
 once prepare $RMDM prepare storyworld ${DATA:-}
-once encode $RMDM encode storyworld ${DATA:-}
+embed &
+arm mdlm-0 storyworld-mdlm --seed 0
+await encode
 once stage-one $RMDM align storyworld --out "$OUT/stage-one" --latent.draw prior ${DATA:-} ${FLOW:-}
 for seed in 0 1; do
-    arm "mdlm-$seed" storyworld-mdlm --seed $seed
     arm "flow-$seed" storyworld --seed $seed --latent.flow "$OUT/stage-one"
 done
+arm mdlm-1 storyworld-mdlm --seed 1
 arm prior-0 storyworld --latent.draw prior --latent.flow "$OUT/stage-one"
-arm indep-0 storyworld-indep
-arm sedd-0 storyworld-sedd
-once encode-paper $RMDM encode storyworld-paper ${DATA:-}
+await encode-paper
 once stage-one-paper $RMDM align storyworld-paper --out "$OUT/stage-one-paper" ${DATA:-} ${FLOW:-}
 arm paper-0 storyworld-paper --latent.flow "$OUT/stage-one-paper"
+arm sedd-0 storyworld-sedd
+arm indep-0 storyworld-indep
+wait
+[ ! -e "$OUT/failed" ] || exit 1
 for log in "$OUT"/best-*.log "$OUT"/exact-*.log; do
     echo "== $(basename "$log" .log)"
     cat "$log"

@@ -45,7 +45,9 @@ from rmdm.training.resume import find_finished, find_resume
 
 Show = Callable[[str], None]
 FIT_ROWS = 65_536
-"""Rows the moments of z_0 and of draws are taken from."""
+"""Rows the moments of z_0 are taken from, and the most draws those of draws are."""
+DRAWN_ROWS = 16_384
+"""The fewest draws their moments are taken from."""
 NOISE_SEED = 1 << 40
 """Seed of the noise the student learns from; the next one's draws fit the maps that mend its moments."""
 INT8_REACH = 4.5
@@ -223,7 +225,7 @@ def finish(
             flow.radial = Radial.fit(torch.cat(lengths), rows.groups * rows.dim) if lengths else None
         if meanflow.direction != "align":
             # In the space the network sees, training rows have mean 0 and unit covariance.
-            fitted = min(FIT_ROWS, max(meanflow.distil_rows, 64 * rows.groups * rows.dim))
+            fitted = min(FIT_ROWS, max(DRAWN_ROWS, 64 * rows.groups * rows.dim))
             for steps in sorted({*(DRAW_STEPS if flow.student is not None else ()), meanflow.draw_steps}):
                 noise = flow.noise(fitted, seed=NOISE_SEED + 1).split(flow.chunk)
                 made = RowMoments.of(flow.to_seen(part, steps).cpu() for part in noise)
