@@ -5,6 +5,7 @@ A row is one of `bench.sample` with `size`, `process` and `arm`, what `Floor.fig
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,23 +13,29 @@ import torch
 
 from rmdm.bench.counts import request
 from rmdm.bench.machine import Machine, clear, dtype, forget_peak, memory, peak_bytes, release, timed
+from rmdm.bench.profile import begin_profile, profiled
 from rmdm.bench.reference import PlainNetwork, plain_sample
-from rmdm.bench.sample import bench, latency
+from rmdm.bench.sample import bench, latency, write
 from rmdm.bench.sizes import Size
 from rmdm.bench.workload import random_model
 from rmdm.errors import ConfigError
 from rmdm.evaluation.record import Rows
 from rmdm.kinds import Show
 from rmdm.model import Model
+from rmdm.samplers.generate import own_settings
 from rmdm.tables import grid
+
+PROFILED_STEPS = 16
+"""Most steps of a request that is profiled."""
 
 
 def bench_sizes(
     size: Size, machine: Machine, processes: Sequence[str], arms: Sequence[str], steps: Sequence[int], batch: int,
-    repeats: int, reference_steps: int, show: Show, *, compiled: bool = False,
+    repeats: int, reference_steps: int, show: Show, *, compiled: bool = False, profile: Path | None = None,
 ) -> Rows:  # fmt: skip
-    """A row for every process, number of steps and arm."""
+    """A row for every process, number of steps and arm; `profile` gets a table of where a request's time goes."""
     rows: Rows = []
+    begin_profile(profile)
     for process in processes:
         model = random_model(size, process, machine.device)
         if compiled:
@@ -54,6 +61,10 @@ def bench_sizes(
                     | {"size": size.name, "vocab": size.vocab, "process": process, "arm": arm, **figures}
                     | {"floor_seconds_per_step": figures["floor_seconds"] / count, **machine.facts}
                 )
+        if profile is not None:
+            how = own_settings(model.backbone, model.config.sample, min(PROFILED_STEPS, *steps))
+            with profiled(machine.device, f"{size.name}, {process}, {batch} texts, {how.steps} steps", profile):
+                write(model.writer(), how, model.config.sample.latent_temperature, batch, seed=0)
         del model
         clear(machine.device)
     if not rows:

@@ -5,8 +5,7 @@ A row: `size`, `process`, `arm`, `batch`, `length`, `vocab`, `parameters`, `step
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from rmdm.bench.counts import training_step
 from rmdm.bench.machine import Machine, clear, forget_peak, memory, peak_bytes, synchronize, timed
+from rmdm.bench.profile import begin_profile, profiled
 from rmdm.bench.reference import PlainBatch, PlainNetwork, PlainTrainer
 from rmdm.bench.sizes import Size
 from rmdm.bench.workload import stir, training_task
@@ -39,8 +39,7 @@ def bench_training(
 ) -> Rows:  # fmt: skip
     """A row for every process and arm; `profile` gets a table of where the product's time goes."""
     rows: Rows = []
-    if profile is not None:
-        profile.write_text("", encoding="utf-8")
+    begin_profile(profile)
     for process in processes:
         for arm in arms:
             show(f"bench: {arm}, {process}, {batch} rows a step")
@@ -125,18 +124,6 @@ def time_steps(device: torch.device, update: Callable[[], Tensor], steps: int, w
         "seconds_per_step": seconds / steps, "peak_bytes": peak_bytes(device),
         "first_loss": float(losses[0]), "last_loss": float(losses[-1]),
     }  # fmt: skip
-
-
-@contextmanager
-def profiled(device: torch.device, title: str, path: Path) -> Iterator[None]:
-    """Append a table of the operations that took longest to a file."""
-    with torch.profiler.profile() as profiler:
-        yield
-        synchronize(device)
-    sort = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    table = profiler.key_averages().table(sort_by=sort, row_limit=40, max_name_column_width=90)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{title}\n{table}\n")
 
 
 def ratios(rows: Rows) -> Rows:

@@ -1,6 +1,7 @@
 """`rmdm bench sample`: how fast models write."""
 
 import argparse
+from pathlib import Path
 
 from rmdm.arguments import at_least_one, run_folders, step_counts
 from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine
@@ -10,7 +11,7 @@ from rmdm.kinds import Outcome, Show
 
 HELP = "tokens a second, time a step and memory of writing, against the number of steps"
 PROCESSES = ("mdlm", "rmdm")
-ONLY_SIZES = ("process", "arms", "reference_steps", "matmul")
+ONLY_SIZES = ("process", "arms", "reference_steps", "matmul", "profile")
 """Flags that mean nothing for trained runs."""
 FEW_STEPS, REFERENCE_STEPS, REQUESTS = 16, 8, 50
 
@@ -34,6 +35,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference-steps", type=int, help="with --size: first steps of the reference arm that are timed (default 8)"
     )
+    parser.add_argument("--profile", help="with --size: write a profile of a request of at most 16 steps to this file")
     parser.add_argument("--compile", action="store_true", help="compile the network first (GPU)")
     parser.add_argument("--latency", action="store_true", help="also time single texts, one request after another")
     parser.add_argument("--requests", type=int, help="with --latency: how many (default 50)")
@@ -78,12 +80,17 @@ def run_size(
     first = REFERENCE_STEPS
     if args.reference_steps is not None:
         first = at_least_one("--reference-steps", args.reference_steps, "step")
+    if args.profile and "ours" not in arms:
+        raise ConfigError("--profile is of ours, which --arms leaves out; add it")
+    profile = Path(args.profile) if args.profile else None
     steps = steps or sorted({min(FEW_STEPS, size.length), size.length})
     from rmdm.bench.sample import render_latency
     from rmdm.bench.sample_sizes import bench_sizes, latency_of_size, ratios, render
 
     machine = measured_machine(args, show)
-    rows = bench_sizes(size, machine, processes, arms, steps, batch, repeats, first, show, compiled=args.compile)
+    rows = bench_sizes(
+        size, machine, processes, arms, steps, batch, repeats, first, show, compiled=args.compile, profile=profile
+    )
     compared = ratios(rows)
     show(render(rows, compared))
     outcome: Outcome = {"machine": machine.facts, "bench": rows, "ratios": compared}

@@ -40,6 +40,16 @@ def test_whole_requests_of_both_arms_stand_beside_the_floor(capsys):
     assert by["ours", 4]["rmdm_over_mdlm"] == pytest.approx(rate["rmdm", 4, "ours"] / rate["mdlm", 4, "ours"])
 
 
+def test_a_profile_is_of_one_request(tmp_path, capsys):
+    profile = tmp_path / "profile.txt"
+    flags = ["--arms", "ours", "--steps", "4,20", "--batch", "3", "--profile", str(profile)]
+    bench(capsys, *QUICK, *flags)
+    text = profile.read_text()
+    assert "tiny, mdlm, 3 texts, 4 steps" in text
+    assert "tiny, rmdm, 3 texts, 4 steps" in text
+    assert "aten::" in text
+
+
 def test_latency_is_of_single_texts(capsys):
     outcome, shown = bench(
         capsys, *QUICK, "--process", "rmdm", "--arms", "ours", "--steps", "4", "--latency", "--requests", "5"
@@ -66,6 +76,9 @@ def test_latency_of_runs_leaves_their_record_as_it_is(tmp_path, capsys):
         ([], "nothing to measure"),
         (["RUN", "--size", "tiny"], "--size tiny and RUN cannot be measured together"),
         (["RUN", "--arms", "ours"], "--arms has no effect on runs"),
+        (["RUN", "--profile", "p.txt"], "--profile has no effect on runs"),
+        (["--size", "tiny", "--profile", "p.txt", "--arms", "reference"], "--profile is of ours"),
+        (["--size", "tiny", "--profile", "/nowhere/at/all.txt"], "/nowhere/at/all.txt"),
         (["RUN", "--reference-steps", "3"], "--reference-steps has no effect on runs"),
         (["--size", "tiny", "--process", "ar"], "--process ar is unknown"),
         (["--size", "tiny", "--process", ""], "--process names nothing"),
