@@ -115,6 +115,9 @@ def measure_all(args: argparse.Namespace) -> None:
     path = Path(args.file)
     rows: list[Row] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     axes = args.axes.split(",") if args.axes else list(AXES)
+    unknown = [axis for axis in axes if axis not in AXES]
+    if unknown:
+        raise SystemExit(f"--axes {unknown[0]} is unknown; use some of {','.join(AXES)}")
     for axis, what, value, process in points(axes, small=args.small):
         on = "cpu" if what == "ranks" else device_name(device)
         key = {"axis": axis, "what": what, "value": value, "process": process, "device": on, "compiled": args.compile}
