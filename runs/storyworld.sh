@@ -13,7 +13,7 @@ OUT=${1:-runs/storyworld}
 RMDM=${RMDM:-rmdm}
 STEPS=${STEPS:-1,2,4,8,16,64}
 N=${N:-2000} # as many as are held out
-TEMPERATURE=${TEMPERATURE:-0.5}
+TEMPERATURE=${TEMPERATURE:-0.3}
 mkdir -p "$OUT"
 rm -f "$OUT/failed"
 

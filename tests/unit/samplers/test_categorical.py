@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from rmdm.samplers.categorical import draw_categorical, nucleus, probabilities
+from rmdm.samplers.categorical import RUN, draw_categorical, invert, nucleus, probabilities
 
 LAST = np.nextafter(1.0, 0.0)
 
@@ -17,6 +17,22 @@ def logs(*p: float) -> torch.Tensor:
 def test_it_inverts_the_cumulative_distribution():
     tokens = draw_categorical(logs(0.2, 0.3, 0.5).repeat(5, 1), np.array([0.0, 0.1999, 0.2001, 0.4999, LAST]))
     assert tokens.tolist() == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("vocab", [1, RUN - 1, RUN, RUN + 1, 5 * RUN + 3])
+def test_runs_of_tokens_leave_the_law_as_it_is(vocab):
+    rng = np.random.default_rng(vocab)
+    p = rng.dirichlet(np.full(vocab, 0.05), size=400)
+    p[:, 1 + vocab // 2 :: 7] = 0.0  # some that must not be written, whole runs of them among others
+    p[200:, : vocab // 3] = 0.0
+    p[300:, 1 + vocab // 2 :] = 0.0
+    p = p[p.sum(axis=1) > 0]
+    u = np.concatenate([rng.random(len(p) - 2), [0.0, LAST]])
+    cdf = p.cumsum(axis=1)
+    plain = np.array([np.searchsorted(row, x * row[-1], side="right") for row, x in zip(cdf, u, strict=True)])
+    tokens = invert(torch.from_numpy(p), u).numpy()
+    assert (p[np.arange(len(p)), tokens] > 0).all()
+    assert np.array_equal(tokens[:-1], plain[:-1])
 
 
 def test_it_reaches_tokens_that_single_precision_would_lose():
