@@ -12,6 +12,7 @@ from torch import Tensor
 from rmdm.backbone.dit import DiT
 from rmdm.errors import DataError
 from rmdm.samplers.categorical import draw_categorical, probabilities
+from rmdm.samplers.packing import packed
 from rmdm.samplers.settings import SampleSettings
 from rmdm.samplers.trunk import Trunk, forward
 
@@ -74,8 +75,9 @@ class Denoiser:
         self.is_checked = False
         if c_BGC is not None and backbone.latent is None:
             raise ValueError("a condition was given to a model without a latent")
-        self.null = backbone.modulations(backbone.latent.without(1)) if backbone.latent is not None else None
-        self.six = self._modulations(c_BGC) if c_BGC is not None else self.null
+        pack = packed if trunk is not None and trunk.packs else list
+        self.null = pack(backbone.modulations(backbone.latent.without(1))) if backbone.latent is not None else None
+        self.six = pack(self._modulations(c_BGC)) if c_BGC is not None else self.null
         self.guided = guidance != 1 and c_BGC is not None
 
     def logits(

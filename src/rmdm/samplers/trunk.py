@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from rmdm.backbone.dit import DiT
 from rmdm.backbone.recording import Recording
+from rmdm.samplers.packing import unpacked
+
+PACK_FROM = 8
+"""Positions of a group from which on down a compiled pass reads modulations packed."""
 
 
 class Trunk:
@@ -30,6 +34,9 @@ class Trunk:
         self.backbone = backbone
         self.run = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
         self.recordings: dict[Hashable, Recording[Tensor]] = {}
+        latent = backbone.latent
+        # With few groups the modulations are few, and rounding them buys nothing.
+        self.packs = compiled and latent is not None and PACK_FROM * latent.groups >= backbone.length
 
     @torch.no_grad()
     def __call__(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None = None) -> Tensor:
@@ -70,7 +77,7 @@ def with_half_matrices(backbone: DiT) -> DiT:
 def forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> Tensor:
     """The pass itself."""
     if backbone.time is None:
-        return backbone(x_RL, six=six)
+        return backbone(x_RL, six=unpacked(six) if six is not None else None)
     if t_R is None:
         raise ValueError("a model that is conditioned on the time needs t_R")
     return backbone(x_RL, c_BGC=backbone.time(t_R))

@@ -2,6 +2,8 @@ import pytest
 import torch
 
 from rmdm.samplers import Denoiser, denoiser
+from rmdm.samplers.packing import packed, unpacked
+from rmdm.samplers.trunk import Trunk
 from tests.reference.tiny import tiny_backbone
 
 V, L, B = 5, 6, 4
@@ -147,3 +149,38 @@ def test_samplers_with_a_time_share_a_run_too(x_BL):
     for ask, answer in zip(asks, together, strict=True):
         torch.testing.assert_close(answer.h_ND, Denoiser(model).hidden(ask).h_ND, atol=1e-6, rtol=1e-5)
     assert not torch.allclose(together[0].h_ND, together[1].h_ND)
+
+
+def test_packed_modulations_are_off_by_half_a_step_of_their_vectors_scale():
+    six = [torch.randn(B, 2, 6, 40, generator=torch.Generator().manual_seed(k)) * 3.0**k for k in range(3)]
+    six[0][1, 0, 2] = 0.0
+    back = unpacked(packed(six))
+    for each, again in zip(six, back, strict=True):
+        step = each.abs().amax(dim=-1, keepdim=True) / 127
+        assert ((each - again).abs() <= step / 2 * (1 + 1e-5)).all()
+        assert not torch.equal(each, again)
+    assert (back[0][1, 0, 2] == 0).all()
+    assert all(a is b for a, b in zip(unpacked(six), six, strict=True))
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_a_compiled_pass_reads_them_packed_and_gives_nearly_the_same(latent_model, x_BL, guidance):
+    c_BGC, (local_N, place_N), rows_R = condition(latent_model), places(2, 9), torch.tensor([3, 1])
+    ask = denoiser.Ask(x_BL[rows_R], rows_R, local_N, place_N)
+    makers = [
+        Denoiser(latent_model, c_BGC, guidance, block=4, trunk=Trunk(latent_model, compiled=compiled))
+        for compiled in (False, True)
+    ]
+    assert [maker.six[0].dtype for maker in makers] == [torch.float32, torch.int8]
+    plain, with_packed = (maker.logits(ask.x_RL, rows_R, local_N, place_N) for maker in makers)
+    assert not torch.equal(plain, with_packed)
+    assert (with_packed - plain).square().mean().sqrt() < 0.03 * plain.std()
+    (together, again) = denoiser.hidden_together([(makers[1], ask), (makers[1], ask)])
+    torch.testing.assert_close(together.h_ND, makers[1].hidden(ask).h_ND)
+    torch.testing.assert_close(again.h_ND, together.h_ND)
+
+
+def test_few_groups_are_not_packed():
+    assert not Trunk(tiny_backbone(V, 8 * 3, groups=2), compiled=True).packs
+    assert Trunk(tiny_backbone(V, 8 * 2, groups=2), compiled=True).packs
+    assert not Trunk(tiny_backbone(V, L), compiled=True).packs
