@@ -56,10 +56,11 @@ def named(rows: list[dict], pad: str | None) -> dict[tuple, dict]:
             "prior",
             {
                 ("conditional", None): "no bound", ("kl", 1.0): "bound", ("kl", "paper"): "bound",
+                ("shuffled", None): "no bound",
                 ("prior", 1.0): "bound", ("prior", "paper"): "bound", ("family", 1.0): "bound", ("null", None): "bound",
             },
         ),
-        ("flow", {("conditional", None): "no bound", ("flow", 1.0): "bound"}),
+        ("flow", {("conditional", None): "no bound", ("shuffled", None): "no bound", ("flow", 1.0): "bound"}),
     ],
 )  # fmt: skip
 def test_models_have_the_figures_that_are_theirs(place, capsys, name, figures):

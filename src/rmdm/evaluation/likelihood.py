@@ -9,9 +9,9 @@ part of `nats`), `tokens`, `rows`, `set_rows` (of which `rows` were scored), `dr
 `device`, `date`; and, in what `--json` prints, `run`.
 
 `figure` is `exact` (autoregressive), `bound` (MDLM, SEDD), `conditional` (the paper's, given the row's own latent),
-`kl` (that with the latent's KL), `prior`, `flow` (latents drawn as in sampling), `family` (best of q_a), `null`
-(without a latent), or `law` (the true law, for storyworld). `kind` is `exact`, `bound`, `share` (of a bound: PAD's part
-is left out), `no bound`, or `none`.
+`kl` (that with the latent's KL), `shuffled` (given another row's latent), `prior`, `flow` (latents drawn as in
+sampling), `family` (best of q_a), `null` (without a latent), or `law` (the true law, for storyworld). `kind` is
+`exact`, `bound`, `share` (of a bound: PAD's part is left out), `no bound`, or `none`.
 """
 
 import datetime
@@ -53,6 +53,7 @@ WHAT = {
     "bound": "bound",
     "conditional": "conditional_ppl, its own latent",
     "kl": "that and the latent's KL",
+    "shuffled": "another row's latent",
     "prior": "latent from the prior",
     "flow": "latent from the flow",
     "family": "best of q_a",
@@ -184,6 +185,8 @@ def figures(model: Model, rows: ScoredRows, draws: int, seed: int) -> Iterator[S
                     yield Scored("kl", "bound", own, kl_N, tau)
                 else:
                     yield Scored("kl", "none", None, tau=tau, note="sigma=0 makes the latent's KL infinite")
+        if len(rows) > 1:
+            yield Scored("shuffled", "no bound", score(latents.at(others(len(rows), seed)).posterior()))
     for tau in taus:
         yield Scored("flow" if is_flow else "prior", "bound", score(latents.prior(tau)), tau=tau)
     if latents.z_NGK is not None and not is_flow:
@@ -214,6 +217,14 @@ def best_of_family(
     kl_N = rest.kl(np.arange(len(others)), 1.0, a)
     note = f"a chosen on {count:,} rows of the set, the figure is of the other {N - count:,}"
     return Scored("family", "bound", score(rest.posterior(a), rest_rows), kl_N, 1.0, a, rest_rows, note)
+
+
+def others(count: int, seed: int) -> NDArray[np.int64]:
+    """For each of so many rows another one, each once."""
+    order_N = permuted(seed, np.zeros(count, dtype=np.int64), np.arange(count), count)
+    other_N = np.empty(count, dtype=np.int64)
+    other_N[order_N] = np.roll(order_N, 1)
+    return other_N
 
 
 def read_latents(model: Model, rows: ScoredRows, seed: int) -> Tensor:
@@ -279,7 +290,7 @@ def render(rows: Rows) -> str:
     tables = [_table(name, [row for row in rows if row["set"] == name]) for name in names]
     notes = [
         "nats, ppl: a token. bound: -log p(x) is at most this; share: the text's share of a bound on text and PAD",
-        "no bound: the latent was made of the row itself, so this says nothing about p(x)",
+        "no bound: the latent was made of the row itself, or of another row as a control; this says nothing of p(x)",
         "± rows: standard error over rows; ± draws: of the draws of masks and latents alone",
         "bits/byte: bits of all counted tokens over the UTF-8 bytes of the scored text",
     ]

@@ -28,6 +28,7 @@ from rmdm.report.table import (
 HELD_OUT, LAW = "valid", "true law"
 FIGURES = {
     "conditional": "conditional, no bound",
+    "shuffled": "another row's latent",
     "kl": "with the latent's KL",
     "paper": "KL, paper's prior",
     "prior": "latent drawn",
@@ -257,7 +258,8 @@ def _bits_spread(row: Row) -> Spread:
 
 WHAT = {
     "exact": "exact", "bound": "bound", "conditional": "conditional_ppl: its own latent",
-    "kl": "with the latent's KL", "prior": "latent from the prior", "flow": "latent from the flow",
+    "kl": "with the latent's KL", "shuffled": "another row's latent", "prior": "latent from the prior",
+    "flow": "latent from the flow",
     "family": "best of q_a", "null": "without a latent", "law": "the true law",
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from rmdm.backbone.latent import Latent
 from rmdm.config import LatentConfig
 from rmdm.data.shards import TokenRows
 from rmdm.evaluation.bounds import Figure, Latents, gaussian_kl, masks, nll, row_nats
+from rmdm.evaluation.likelihood import others
 from rmdm.evaluation.ppl import perplexity
 from rmdm.evaluation.sets import ScoredRows
 from rmdm.processes import PROCESSES, Objective
@@ -207,3 +208,11 @@ def test_without_noise_only_the_inner_part_of_the_family_has_a_finite_divergence
     latents = latents_of(sigma=0.0)
     assert np.isinf(latents.kl(np.arange(3))).all()
     assert np.isfinite(latents.kl(np.arange(3), 1.0, 0.9)).all()
+
+
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_shuffled_latents_are_all_dealt_out_and_none_to_its_own_row(count):
+    other = others(count, seed=1)
+    assert sorted(other) == [*range(count)]
+    assert (other != np.arange(count)).all()
+    assert count < 50 or not np.array_equal(other, others(count, seed=2))

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from rmdm.arguments import at_least_one, run_folders, step_counts
+from rmdm.arguments import as_flag, at_least_one, run_folders, step_counts
 from rmdm.errors import ConfigError
 
 HELP = "GenPPL, entropy, diversity and MAUVE of samples, against the number of steps"
@@ -62,7 +62,6 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
         "length": None if args.length is None else at_least_one("--length", args.length, "token"),
         **{name: getattr(args, name) for name in KEPT},
     }
-    from rmdm.cli import as_flag
     from rmdm.evaluation.generation import Plan, Scorer, measure_generation, measure_texts
     from rmdm.evaluation.generation_table import render_generation
     from rmdm.hub import find_device
