@@ -10,35 +10,10 @@
 # that of its rows that write the surest words first.
 set -euo pipefail
 OUT=${1:-runs/storyworld}
-RMDM=${RMDM:-rmdm}
 STEPS=${STEPS:-1,2,4,8,16,64}
 N=${N:-2000} # as many as are held out
 TEMPERATURE=${TEMPERATURE:-0.3}
-mkdir -p "$OUT"
-rm -f "$OUT/failed"
-
-# once NAME COMMAND...: run it unless it has ended well before; its output goes to OUT/NAME.log.
-once() {
-    local name=$1
-    shift
-    [ -e "$OUT/$name.ok" ] && return
-    echo "$(date -u +%T) $name"
-    local began=$SECONDS
-    "$@" >"$OUT/$name.log" 2>&1 || {
-        tail -5 "$OUT/$name.log"
-        echo "$name failed; see $OUT/$name.log" | tee -a "$OUT/failed"
-        exit 1
-    }
-    echo "$((SECONDS - began)) s" >"$OUT/$name.ok"
-}
-
-# await NAME: until that stage has ended well; gives up when any has failed.
-await() {
-    until [ -e "$OUT/$1.ok" ]; do
-        [ ! -e "$OUT/failed" ] || exit 1
-        sleep 0.5
-    done
-}
+. "$(dirname "$0")/stages.sh"
 
 # arm NAME PRESET FLAGS...: train it, then, in the background, write its stories: surest words first, and by its own law.
 arm() {
@@ -79,8 +54,7 @@ once stage-one-paper $RMDM align storyworld-paper --out "$OUT/stage-one-paper" $
 arm paper-0 storyworld-paper --latent.flow "$OUT/stage-one-paper"
 arm sedd-0 storyworld-sedd
 arm indep-0 storyworld-indep
-wait
-[ ! -e "$OUT/failed" ] || exit 1
+finish
 for log in "$OUT"/best-*.log "$OUT"/exact-*.log; do
     echo "== $(basename "$log" .log)"
     cat "$log"
