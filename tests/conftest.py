@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rmdm.config import Config, load_config
+from rmdm.config import Config
+from rmdm.presets import load_config
 from tests import warm
 
 SMALL = {

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmdm.cli import VERBS, main
+from rmdm.cli import main
+from rmdm.verbs import VERBS
 from tests.conftest import SMALL
 from tests.evaluators import documents, prepare_documents, save_evaluator, save_run
 from tests.stage_one import ALIGN, prepare_stories, save_bert
@@ -132,7 +133,7 @@ def shrunk(words: Sequence[str], place: Workspace, judge: str) -> list[str]:
 
 def sizes_for(verb: str, rest: Sequence[str], place: Workspace) -> list[str]:
     """Flags that shrink a preset; a run of the workspace is small already and only goes a little further."""
-    from rmdm.config import load_config
+    from rmdm.presets import load_config
 
     own = place.folder / rest[0]
     if own.is_dir():

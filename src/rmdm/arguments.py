@@ -1,5 +1,6 @@
-"""What the flags of several kinds mean."""
+"""What the flags of several verbs mean, and how they are spelled."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,3 +40,12 @@ def at_least_one(flag: str, value: int, what: str) -> int:
     if value < 1:
         raise ConfigError(f"{flag} {value} is below 1; measure at least one {what}")
     return value
+
+
+def as_flag(message: str, names: Sequence[str]) -> str:
+    """A message about arguments (`top_p=0 is ...; use top_p=1`) with their flags instead (`--top-p 0 is ...`)."""
+    for name in names:
+        flag = f"--{name.replace('_', '-')}"
+        message = re.sub(rf"^{name}(=|\b)", lambda m, flag=flag: f"{flag} " if m[1] else flag, message)
+        message = re.sub(rf"(?<![\w.-]){name}=('?)([^\s;,']+)\1", rf"{flag} \2", message)
+    return message

@@ -1,19 +1,15 @@
 """Every setting of a run, as plain dataclasses. Nothing here imports torch.
 
-A preset is a YAML file that fills these dataclasses; the command line overrides single fields (`--optim.lr 1e-4`);
-the resolved result is written to the run directory, where it is itself a valid preset.
+A preset is a YAML file that fills these dataclasses (`rmdm.presets`); the command line overrides single fields
+(`--optim.lr 1e-4`); the result keeps to rules that span fields (`rmdm.rules`).
 """
 
 import dataclasses
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
-
-from rmdm.errors import ConfigError, nearest
 
 STRICT = ConfigDict(extra="forbid")
 
@@ -326,208 +322,7 @@ class Config:
 
 
 ADAPTER = TypeAdapter(Config)
-PRESETS = resources.files("rmdm") / "configs"
-OPEN_BELOW = {"sample.latent_temperature"}
-"""Fields whose lower bound is itself not allowed."""
-
-
-def preset_names() -> list[str]:
-    """Names of the presets that come with the package."""
-    return sorted(p.name.removesuffix(".yaml") for p in PRESETS.iterdir() if p.name.endswith(".yaml"))
-
-
-def load_config(ref: str | Path) -> Config:
-    """The config that `ref` names: a preset of the package, a YAML file, or a run directory."""
-    path = Path(ref)
-    if path.is_dir():
-        if not (path / "config.yaml").is_file():
-            raise ConfigError(
-                f"{path} has no config.yaml, so it is no run directory; give a preset, a YAML file or a run"
-            )
-        path = path / "config.yaml"
-    if path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ConfigError(
-                f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it"
-            ) from None
-        return decode(with_base(_parse_yaml(text, str(path)), str(path)), str(path))
-    if str(ref) in preset_names():
-        return decode(preset_values(str(ref)), f"preset {ref}")
-    if path.suffix in {".yaml", ".yml"}:
-        raise ConfigError(f"{ref} does not exist; give a YAML file, a run directory or a preset ('rmdm presets')")
-    raise ConfigError(f"{str(ref)!r} is no preset, YAML file or run directory; {nearest(str(ref), preset_names())}")
-
-
-def preset_values(name: str) -> dict[str, Any]:
-    """The fields of a preset, those of its base included."""
-    where = f"preset {name}"
-    return with_base(_parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), where), where)
-
-
-def with_base(values: Any, where: str) -> Any:
-    """The fields of a file; one that names a preset as its `base` says only what it changes."""
-    if not isinstance(values, dict) or values.get("base") is None:
-        return values
-    base = str(values["base"])
-    if base not in preset_names():
-        raise ConfigError(f"{where}: base={base!r} is no preset; {nearest(base, preset_names())}")
-    return merged(preset_values(base), {name: value for name, value in values.items() if name != "base"})
-
-
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the changes put in, section by section."""
-    both = {name: (base.get(name), value) for name, value in changes.items()}
-    return base | {k: merged(a, b) if isinstance(a, dict) and isinstance(b, dict) else b for k, (a, b) in both.items()}
-
-
-def decode(values: Any, where: str) -> Config:
-    """Build and validate a config from plain values; the first mistake becomes one line that names its field."""
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where}: expected fields such as 'name:' and 'data:', found {type(values).__name__}")
-    try:
-        config = ADAPTER.validate_python(values)
-    except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(error)}") from None
-    validate(config)
-    return config
-
-
-def explain(error: ValidationError) -> str:
-    """One line for the first mistake pydantic found, with the nearest field name when a field is unknown."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
-    if first["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-        prefix = field.rpartition(".")[0] + "." if "." in field else ""
-        siblings = {n.removeprefix(prefix).split(".")[0] for n in field_names(Config) if n.startswith(prefix)}
-        return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), siblings)}"
-    rule = first["msg"][0].lower() + first["msg"][1:]
-    return f"{field}={first['input']!r}: {rule}"
-
-
-def validate(config: Config) -> None:
-    """Check the rules that span fields or bound values."""
-    model, train, data, optim = config.model, config.train, config.data, config.optim
-    tau = config.sample.latent_temperature
-    infinity = float("inf")
-    for name, value, low, high in [
-        ("model.layers", model.layers, 1, 1000),
-        ("model.width", model.width, 2, 65_536),
-        ("model.heads", model.heads, 1, 4096),
-        ("model.mlp_ratio", model.mlp_ratio, 0.1, 64),
-        ("model.dropout", model.dropout, 0, 0.99),
-        ("data.length", data.length, 2, 1_000_000),
-        ("data.holdout", data.holdout, 0, infinity),
-        ("data.stories", data.stories, 1, infinity),
-        ("data.tokenizer.train_bytes", data.tokenizer.train_bytes, 1, infinity),
-        ("data.tokenizer.vocab_size", data.tokenizer.vocab_size, 1, 2**31),
-        *_bounds_of_loop("", train, optim),
-        ("train.sample_every", train.sample_every, 0, infinity),
-        ("train.sample_n", train.sample_n, 1, 10_000),
-        ("sample.steps", config.sample.steps, 1, infinity),
-        ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
-        ("sample.draws", config.sample.draws, 1, 1_000_000),
-        ("sample.rounds", config.sample.rounds, 1, 1_000_000),
-        ("sample.guidance", config.sample.guidance, -1000, 1000),
-        ("sample.latent_temperature", 1 if tau == "paper" else tau, 0, 1000),
-        ("seed", config.seed, 0, 2**63 - 1),
-        *_bounds_of_stage_one(config),
-    ]:
-        is_open = name in OPEN_BELOW
-        if not (low < value <= high if is_open else low <= value <= high):  # also false for nan
-            if is_open:
-                raise ConfigError(f"{name}={value} is not above {low} and at most {high:g}; use 1.0, for example")
-            if high == infinity:
-                raise ConfigError(f"{name}={value} is below {low}; use {low} or more")
-            raise ConfigError(f"{name}={value} is outside {low}..{high:g}; use a value in that range")
-    for prefix, net in (("model", model), ("meanflow.model", config.meanflow.model)):
-        if net.width % 2 or net.width % net.heads or (net.width // net.heads) % 2:
-            good = next((h for h in range(net.heads, 0, -1) if net.width % (2 * h) == 0), None)
-            remedy = f"use {prefix}.heads={good}" if good else "use an even width"
-            raise ConfigError(
-                f"{prefix}.heads={net.heads} must divide {prefix}.width={net.width} into even parts; {remedy}"
-            )
-    if data.wrap and data.layout != "packed":
-        raise ConfigError(f"data.wrap needs data.layout=packed, not {data.layout}; drop one of them")
-    for prefix, loop in (("", train), ("meanflow.", config.meanflow.train)):
-        if loop.micro_batch is not None and not 1 <= loop.micro_batch <= loop.batch:
-            raise ConfigError(
-                f"{prefix}train.micro_batch={loop.micro_batch} is outside 1..{prefix}train.batch={loop.batch}"
-            )
-    groups, project = config.latent.groups, config.latent.project
-    if (config.encoder.name is not None or config.process == "rmdm") and data.length % groups:
-        divisors = [g for g in range(1, data.length + 1) if data.length % g == 0]
-        near = [g for g in divisors if g < groups][-1:] + [g for g in divisors if g > groups][:1]
-        raise ConfigError(
-            f"latent.groups={groups} does not divide data.length={data.length}; use a divisor such as "
-            f"{' or '.join(map(str, near))}"
-        )
-    if project is not None and project > config.latent.dim:
-        raise ConfigError(f"latent.project={project} is above latent.dim={config.latent.dim}; use at most that")
-    draw_steps = config.meanflow.draw_steps
-    if draw_steps != 1 and draw_steps % 2:
-        raise ConfigError(
-            f"meanflow.draw_steps={draw_steps} is odd, and Heun's rule takes two a step; use 4, for example"
-        )
-    if config.latent.draw == "flow" and config.latent.store == "z0":
-        raise ConfigError("latent.draw=flow needs the embeddings of all rows; use latent.store=e")
-    if config.latent.source == "online" and config.latent.store == "z0":
-        raise ConfigError("latent.store=z0 needs latent.source=cache: whoever encodes online stores nothing; drop one")
-
-
-def _bounds_of_loop(prefix: str, train: LoopConfig, optim: OptimConfig) -> list[tuple[str, float, float, float]]:
-    """(name, value, low, high) of a training loop and its optimiser."""
-    infinity = float("inf")
-    return [
-        (f"{prefix}train.steps", train.steps, 1, 10**12),
-        (f"{prefix}train.batch", train.batch, 1, 10_000_000),
-        (f"{prefix}train.log_every", train.log_every, 1, infinity),
-        (f"{prefix}train.valid_every", train.valid_every, 0, infinity),
-        (f"{prefix}train.save_every", train.save_every, 0, infinity),
-        (f"{prefix}train.valid_rows", train.valid_rows, 1, infinity),
-        (f"{prefix}optim.lr", optim.lr, 1e-12, 1000),
-        (f"{prefix}optim.warmup", optim.warmup, 0, infinity),
-        (f"{prefix}optim.cooldown", optim.cooldown, 0, 1),
-        (f"{prefix}optim.final_lr", optim.final_lr, 0, 1),
-        (f"{prefix}optim.betas[0]", optim.betas[0], 0, 0.999999),
-        (f"{prefix}optim.betas[1]", optim.betas[1], 0, 0.999999999),
-        (f"{prefix}optim.eps", optim.eps, 1e-30, 1),
-        (f"{prefix}optim.weight_decay", optim.weight_decay, 0, 1000),
-        (f"{prefix}optim.clip", optim.clip, 0, infinity),
-        (f"{prefix}optim.ema", optim.ema, 0, 0.999999999),
-    ]
-
-
-def _bounds_of_stage_one(config: Config) -> list[tuple[str, float, float, float]]:
-    """(name, value, low, high) of encoder, latent and flow."""
-    infinity = float("inf")
-    encoder, latent, flow = config.encoder, config.latent, config.meanflow
-    return [
-        ("encoder.channels", 1 if encoder.channels is None else encoder.channels, 1, infinity),
-        ("encoder.batch_tokens", encoder.batch_tokens, 16, infinity),
-        ("latent.groups", latent.groups, 1, infinity),
-        ("latent.dim", latent.dim, 1, 65_536),
-        ("latent.fit_rows", latent.fit_rows, 2, infinity),
-        ("latent.project", 1 if latent.project is None else latent.project, 1, infinity),
-        ("latent.sigma", latent.sigma, 0, 1000),
-        ("latent.dropout", latent.dropout, 0, 0.99),
-        ("latent.blur", latent.blur, 0, 1),
-        ("latent.width", latent.width, 1, 65_536),
-        ("meanflow.transport_steps", 1 if flow.transport_steps is None else flow.transport_steps, 1, 10_000),
-        ("meanflow.often[0]", flow.often[0] if flow.often else 0, 0, 1),
-        ("meanflow.often[1]", flow.often[1] if flow.often else 1, flow.often[0] if flow.often else 0, 1),
-        ("meanflow.draw_steps", flow.draw_steps, 1, 10_000),
-        ("meanflow.guide_steps", flow.guide_steps, 0, 10**12),
-        ("meanflow.guidance", flow.guidance, 0, 100),
-        ("meanflow.distil_steps", flow.distil_steps, 0, 10**12),
-        ("meanflow.distil_rows", flow.distil_rows, 16, 10**9),
-        ("meanflow.model.layers", flow.model.layers, 1, 1000),
-        ("meanflow.model.width", flow.model.width, 2, 65_536),
-        ("meanflow.model.heads", flow.model.heads, 1, 4096),
-        ("meanflow.model.mlp_ratio", flow.model.mlp_ratio, 0.1, 64),
-        *_bounds_of_loop("meanflow.", flow.train, flow.optim),
-    ]
+"""A config as plain values, and back; `rmdm.presets.decode` says what is wrong with them in one line."""
 
 
 def needs_latents(config: Config) -> bool:
@@ -547,25 +342,3 @@ def field_names(owner: Any, prefix: str = "") -> list[str]:
         nested = dataclasses.is_dataclass(field.type)
         names += field_names(field.type, f"{prefix}{field.name}.") if nested else [prefix + field.name]
     return names
-
-
-def to_yaml(config: Config) -> str:
-    """The config as YAML, every field spelled out; `decode` reads it back."""
-    return yaml.safe_dump(ADAPTER.dump_python(config, mode="json"), sort_keys=False, allow_unicode=True, width=120)
-
-
-def save_config(config: Config, run: Path) -> None:
-    """Write the config into a run directory, whole or not at all."""
-    run.mkdir(parents=True, exist_ok=True)
-    temporary = run / ".config.yaml.tmp"
-    temporary.write_text(to_yaml(config), encoding="utf-8")
-    temporary.replace(run / "config.yaml")
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{where} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None

@@ -15,10 +15,12 @@ import rmdm
 from rmdm.backbone.dit import DiT
 from rmdm.backbone.latent import Latent
 from rmdm.backbone.time import Time
-from rmdm.config import ADAPTER, Config, decode
+from rmdm.config import ADAPTER, Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError, ConfigError
+from rmdm.int8 import from_int8
 from rmdm.model import Model
+from rmdm.presets import decode
 from rmdm.processes import PROCESSES
 from rmdm.revision import git_revision
 from rmdm.share.manifest import MANIFEST, verify
@@ -91,17 +93,26 @@ def load_model(path: str | Path, device: str | torch.device = "cpu", revision: s
             "are not of one model; restore them"
         )
     backbone = build_backbone(config, vocab_size)
+    weights = read_weights(folder / "model.safetensors")
     try:
-        weights = load_file(folder / "model.safetensors")
         if config.model.tie_embeddings:
             weights["head.weight"] = weights["embed.weight"]
         backbone.load_state_dict(weights)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder / 'model.safetensors'} is missing; restore it or train again") from None
-    except (SafetensorError, RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder / 'model.safetensors'} is damaged or of another model: {reason}") from None
     return Model(backbone.to(device).eval(), tokenizer, config, step, folder)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The backbone's weights as a release stores them, but for int8 matrices, which are float32 again."""
+    try:
+        return from_int8(load_file(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; restore it or train again") from None
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{path} is damaged or of another model: {reason}") from None
 
 
 def find_device(name: str) -> torch.device:

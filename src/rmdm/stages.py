@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmdm.config import Config, needs_latents, save_config, stage_one_run
+from rmdm.config import Config, needs_latents, stage_one_run
 from rmdm.errors import ConfigError, DataError
+from rmdm.presets import save_config
 from rmdm.request import Request
 
 Show = Callable[[str], None]

@@ -23,8 +23,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rmdm.cli import VERBS, config_flags, find_verb, main, own_flags, parse, resolve_config
+from rmdm.cli import config_flags, find_verb, main, own_flags, parse
 from rmdm.evaluation.judge.names import PRESETS
+from rmdm.presets import resolve_config
+from rmdm.verbs import VERBS
 from tests import documented, warm, workspace
 from tests.documented import ROOT, Block, Command
 from tests.hub_server import UPLOADS, at_hub

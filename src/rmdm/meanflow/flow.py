@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rmdm.data.order import hash64
 from rmdm.data.shards import write_json
 from rmdm.encoders.whitening import save_atomically
 from rmdm.errors import CheckpointError
+from rmdm.int8 import from_int8
 from rmdm.meanflow.affine import Affine
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.radial import Radial
@@ -137,8 +138,8 @@ class Flow:
         """n rows of N(0, I); row i is a function of (seed, i)."""
         return noise(0, n, seed, self.settings.groups, self.settings.dim, self.device)
 
-    def save(self, folder: Path) -> None:
-        """Write it into `folder`; the JSON comes last."""
+    def save(self, folder: Path, store: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict) -> None:
+        """Write it into `folder`, its tensors as `store` makes them; the JSON comes last."""
         tensors = {f"net.{name}": value.cpu() for name, value in self.net.state_dict().items()}
         for kind, other in (("student", self.student), ("guide", self.guide)):
             if other is not None:
@@ -149,7 +150,7 @@ class Flow:
             tensors |= {"radial.source": self.radial.source_P.cpu(), "radial.target": self.radial.target_P.cpu()}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "flow.json").unlink(missing_ok=True)  # a kill between the two leaves no flow, not a damaged one
-        save_atomically(tensors, folder / "flow.safetensors")
+        save_atomically(store(tensors), folder / "flow.safetensors")
         write_json(folder / "flow.json", {**vars(self.settings), "fingerprint": fingerprint(folder)})
 
     @staticmethod
@@ -169,7 +170,7 @@ class Flow:
         try:
             if fingerprint(folder) != saved:
                 raise ValueError("its checksum is not the one recorded")
-            tensors = load_file(folder / "flow.safetensors")
+            tensors = from_int8(load_file(folder / "flow.safetensors"))
             net, student, guide = (build_net(settings, _under(tensors, f"{kind}."), device) for kind in NETWORKS)
         except (OSError, SafetensorError, ValueError, RuntimeError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]

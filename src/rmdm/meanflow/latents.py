@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rmdm.backbone.latent import projection
-from rmdm.config import Config, load_config
+from rmdm.config import Config
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import write_json
 from rmdm.encoders.cache import ArrayManifest, LatentRows, fit_indices
@@ -22,6 +22,7 @@ from rmdm.meanflow import plots, report
 from rmdm.meanflow.compare import Draws, compare_draws
 from rmdm.meanflow.flow import DRAW_STEPS, Flow, fingerprint
 from rmdm.meanflow.gaussianity import Gaussianity, normal
+from rmdm.presets import load_config
 
 ROWS = 16_384
 """Held-out rows the figures are taken from; the classifier is trained on as many others."""

@@ -5,9 +5,11 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from rmdm.config import ADAPTER, load_config, stage_one_run
+from rmdm.config import ADAPTER, stage_one_run
+from rmdm.presets import load_config, preset_names
 from rmdm.report.read import Arm, flatten
 from rmdm.report.table import escape
+from rmdm.verbs import VERBS
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,6 @@ class Missing:
 
 def missing(arms: Sequence[Arm], without_texts: Sequence[Arm]) -> list[tuple[str, str]]:
     """Every gap of the report, in the report's order."""
-    from rmdm.cli import VERBS
-
     stories, texts = [arm for arm in arms if arm.is_story], [arm for arm in arms if not arm.is_story]
     masked = [arm for arm in arms if not arm.is_causal]
     lines: list[tuple[str, str]] = []
@@ -86,8 +86,6 @@ LEFT_OUT = (
 
 def independent_arm(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """The preset that would be the control of an RMDM arm, if there is one, with what the arm's run has changed."""
-    from rmdm.config import preset_names
-
     for arm in arms:
         name = f"{arm.config.name.removesuffix('-rmdm')}-indep"
         if arm.has_text_latent and name in preset_names():

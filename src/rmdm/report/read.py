@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import rmdm
-from rmdm.config import ADAPTER, Config, decode, load_config
+from rmdm.config import ADAPTER, Config
 from rmdm.errors import CheckpointError, ConfigError
+from rmdm.presets import decode, load_config
 from rmdm.revision import git_revision
 
 Row = dict[str, Any]
@@ -190,12 +191,15 @@ NOT_LEARNED = ("__metadata__", "latent.matrix")
 
 def parameters(arm: Arm) -> int | None:
     """Numbers the model has learned, from the header of its file."""
+    from rmdm.int8 import SCALE
+
     if arm.model is None:
         return None
     try:
         with open(arm.model / "model.safetensors", "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes = [entry["shape"] for name, entry in header.items() if name not in NOT_LEARNED]
+        learned = [name for name in header if name not in NOT_LEARNED and not name.endswith(SCALE)]
+        shapes = [header[name]["shape"] for name in learned]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
         return None
     total = 0

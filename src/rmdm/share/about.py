@@ -13,10 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 
 import rmdm
-from rmdm.config import ADAPTER, Config, DataConfig, decode, explain
+from rmdm.config import ADAPTER, Config, DataConfig
 from rmdm.data.shards import Manifest
 from rmdm.errors import CheckpointError, RMDMError
 from rmdm.hub import find_model
+from rmdm.int8 import SCALE
+from rmdm.presets import decode, explain
 from rmdm.report.read import Arm, read_lines, read_object
 from rmdm.report.table import short_paths
 from rmdm.revision import git_revision
@@ -32,13 +34,24 @@ DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16", "F64": "fp64"}
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """A time at which the weights were stored with less precision than before."""
+
+    before: str
+    """How they were stored."""
+    to: str
+    measured: list[list[int]]
+    """`About.measured` of before: figures of these files are of weights that were not rounded yet."""
+
+
+@dataclass(frozen=True)
 class About:
     """A model's history."""
 
     licence: str | None = None
     """Of the weights, as their author states it."""
-    rounded_from: str | None = None
-    """How the weights were stored when the figures were taken, if they were rounded since."""
+    rounded: list[Rounding] = field(default_factory=list)
+    """Every time the weights were rounded, the first time first."""
     measured: list[list[int]] = field(default_factory=list)
     """Size and CRC-32 of every file of weights that the figures are about."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -61,9 +74,13 @@ class About:
         if form != FORMAT:
             raise CheckpointError(f"{path} has format {form!r}, this version of rmdm reads {FORMAT}; {AGAIN}")
         try:
-            return TypeAdapter(About).validate_python(saved)
+            about = TypeAdapter(About).validate_python(saved)
         except ValidationError as error:
             raise CheckpointError(f"{path} is no history of a model: {explain(error)}; {AGAIN}") from None
+        before = saved.get("rounded_from")  # cards told of bf16 so when there was nothing else to round to
+        if isinstance(before, str):
+            about = dataclasses.replace(about, rounded=[Rounding(before, "bf16", about.measured[:-1])])
+        return about
 
 
 @dataclass(frozen=True)
@@ -86,11 +103,13 @@ class Source:
 
     @property
     def stored(self) -> str:
-        """How most of the weights are stored."""
+        """How most of the weights are stored, or int8 where any are: exact vectors outnumber small matrices."""
         counts: dict[str, int] = {}
         with safe_open(self.folder / WEIGHTS, "pt") as file:
             for part in map(file.get_slice, file.keys()):
                 counts[part.get_dtype()] = counts.get(part.get_dtype(), 0) + volume(part.get_shape())
+        if "I8" in counts:
+            return "int8"
         most = max(counts, key=lambda kind: counts[kind])
         return DTYPES.get(most, most)
 
@@ -117,7 +136,7 @@ def open_source(ref: str) -> Source:
         ))  # fmt: skip
     records, stale = read_records(homes, [weights])
     data = data_facts(config, checkpoint.get("data"), folder)
-    about = About(None, None, [weights], data, training_facts(config, meta, run_of(folder)), records, stale)
+    about = About(None, [], [weights], data, training_facts(config, meta, run_of(folder)), records, stale)
     return Source(folder, files, meta, config, about)
 
 
@@ -217,10 +236,13 @@ def released_config(config: Config) -> dict[str, Any]:
 
 
 def numbers_in(path: Path, prefixes: tuple[str, ...] = ("",)) -> int | None:
-    """How many numbers a safetensors file holds under names that begin so; None where it cannot be read."""
+    """How many numbers a safetensors file holds under names that begin so, scales of int8 rows not counted.
+
+    None where it cannot be read.
+    """
     try:
         with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefixes)]  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(prefixes) and not name.endswith(SCALE)]  # noqa: SIM118
             return sum(volume(file.get_slice(name).get_shape()) for name in names)
     except (OSError, SafetensorError):
         return None

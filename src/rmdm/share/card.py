@@ -17,7 +17,6 @@ from rmdm.share.about import FLOW_NETWORKS, Source, numbers_in
 from rmdm.share.figures import Record, to_markdown
 from rmdm.share.manifest import AGAIN, CARD, WEIGHTS
 from rmdm.share.names import hub_name
-from rmdm.training.checkpoint import file_signature
 
 LICENCES = {
     "afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bigscience-openrail-m", "bsd", "bsd-2-clause", "bsd-3-clause",
@@ -151,7 +150,7 @@ def model_part(source: Source) -> list[str]:
     if config.process == "rmdm":
         tau = sample.latent_temperature
         rows.append(("latent at writing", f"temperature {setting(tau)}, guidance {sample.guidance:g}"))
-    rows.append(("stored as", f"safetensors, {source.stored}"))
+    rows.append(("stored as", f"safetensors, {source.stored}{HOW.get(source.stored, '')}"))
     every = table([("setting", "value"), *((name, setting(value)) for name, value in settings(arm).items())])
     return [
         "## Model",
@@ -161,6 +160,7 @@ def model_part(source: Source) -> list[str]:
 
 
 ROWS = {"padded": "one document a row", "packed": "documents joined by separators"}
+HOW = {"int8": " matrices with a float32 scale for each row, all else fp32; loading makes float32 of them"}
 
 
 def latent_origin(source: Source) -> str:
@@ -233,11 +233,11 @@ def figures_part(source: Source) -> list[str]:
             "MODEL in the commands is this model: its folder, or its name on the hub. Tables are laid out as those of "
             "the RMDM paper."
         )
-    now = file_signature(source.folder / WEIGHTS)
 
     def remark(record: Record) -> str:
-        is_older = about.rounded_from is not None and record.asked.get("weights") != now
-        return f"; of the {about.rounded_from} weights, before they were rounded to {source.stored}" if is_older else ""
+        since = [one for one in about.rounded if record.asked.get("weights") in one.measured]
+        then = " and ".join(dict.fromkeys(one.to for one in since))
+        return f"; of the {since[0].before} weights, before they were rounded to {then}" if since else ""
 
     parts.append(to_markdown(source.arm, about.records, remark))
     if about.stale:

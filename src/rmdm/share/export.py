@@ -11,24 +11,26 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import rmdm
 from rmdm.encoders.whitening import Whitening
 from rmdm.errors import CheckpointError, ConfigError
-from rmdm.hub import load_model
+from rmdm.hub import load_model, read_weights
+from rmdm.int8 import to_int8
 from rmdm.meanflow.flow import Flow
 from rmdm.report.table import short_paths
 from rmdm.revision import git_revision
-from rmdm.share.about import Source, open_source, released_config
+from rmdm.share.about import Rounding, Source, open_source, released_config
 from rmdm.share.card import card, is_public
 from rmdm.share.manifest import CARD, MANIFEST, META, PAGE, READ, WEIGHTS, is_edited, verify, write_manifest
 from rmdm.training.checkpoint import file_signature
 
-Dtype = Literal["fp32", "bf16"]
-TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
-EXACT = ("latent.matrix",)
-"""Not learnt but computed, and small: orthonormal rows stay so."""
+Dtype = Literal["fp32", "bf16", "int8"]
+EXACT = ("latent.matrix", "maps.", "radial.")
+"""Not learnt but computed, and small: orthonormal rows stay so, and a flow's moments as mended."""
+NEVER_INT8 = ("latent.",)
+"""What every block is conditioned on: of the demo's weights a hundredth, which made half of the logits' error."""
 
 
 def export(
@@ -77,11 +79,13 @@ def write_release(source: Source, folder: Path, *, dtype: Dtype | None, licence:
     if dtype is None or dtype == source.stored:
         shutil.copyfile(source.folder / WEIGHTS, folder / WEIGHTS)
     else:
-        save_file(stored_as(load_file(source.folder / WEIGHTS), TORCH[dtype]), folder / WEIGHTS)
-        if dtype == "bf16":  # wider numbers hold the same values
-            about = dataclasses.replace(about, rounded_from=source.stored)
+        write_weights(source, folder, dtype)
         own = file_signature(folder / WEIGHTS)
-        about = dataclasses.replace(about, measured=[*(one for one in about.measured if one != own), own])
+        others = [one for one in about.measured if one != own]
+        if dtype != "fp32":  # wider numbers hold the same values
+            rounding = Rounding(source.stored, dtype, others)
+            about = dataclasses.replace(about, rounded=[*about.rounded, rounding])
+        about = dataclasses.replace(about, measured=[*others, own])
     config = released_config(source.config)
     meta = {**source.meta, "config": config, "released": MANIFEST}
     meta["released_by"] = {"rmdm": rmdm.__version__, "revision": git_revision()}
@@ -91,14 +95,33 @@ def write_release(source: Source, folder: Path, *, dtype: Dtype | None, licence:
     return dataclasses.replace(source, folder=folder, meta=meta, about=about)
 
 
-def stored_as(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights in another precision; vectors, which are few and of norms and biases, stay exact."""
-    return {
-        name: value.to(dtype if value.ndim > 1 and name not in EXACT else torch.float32).contiguous()
-        if value.is_floating_point()
-        else value
-        for name, value in weights.items()
-    }
+def write_weights(source: Source, folder: Path, dtype: Dtype) -> None:
+    """The weights in another precision than the source's, and the networks of the flow likewise."""
+    weights = read_weights(source.folder / WEIGHTS)
+    flow = Flow.load(source.folder / "flow") if (source.folder / "flow").is_dir() else None
+    try:
+        save_file(stored_as(weights, dtype), folder / WEIGHTS)
+        if flow is not None:
+            flow.save(folder / "flow", lambda tensors: stored_as(tensors, dtype))
+    except ValueError as error:
+        raise CheckpointError(f"{source.folder} cannot be stored as {dtype}: {error}; leave out --dtype") from None
+
+
+def stored_as(weights: dict[str, torch.Tensor], dtype: Dtype) -> dict[str, torch.Tensor]:
+    """The weights in another precision; vectors, which are few and of norms and biases, stay exact.
+
+    So do modulations and places as int8: they are rows of vectors, and no layer's matrix.
+    """
+    stored: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        is_matrix = value.ndim == 2 and name.endswith(".weight")
+        if name.startswith(EXACT) or not value.is_floating_point():
+            stored[name] = value
+        elif dtype == "int8" and is_matrix and not name.startswith(NEVER_INT8):
+            stored |= to_int8(name, value)
+        else:
+            stored[name] = value.to(torch.bfloat16 if dtype == "bf16" and value.ndim > 1 else torch.float32)
+    return {name: value.contiguous() for name, value in stored.items()}
 
 
 def shorten_tokenizer_name(path: Path) -> None:

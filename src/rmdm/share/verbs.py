@@ -45,7 +45,9 @@ def card_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_release_flags(parser: argparse.ArgumentParser) -> None:
     """How a release is written."""
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], help="how weights are stored (default: as they are)")
+    parser.add_argument(
+        "--dtype", choices=["bf16", "fp32", "int8"], help="how weights are stored (default: as they are)"
+    )
     add_licence(parser)
 
 
@@ -161,4 +163,4 @@ VERBS = {
     "pull": (pull_flags, run_pull),
     "card": (card_flags, run_card),
 }
-"""What `rmdm.cli` has of each: its flags, and the function behind it."""
+"""What `rmdm.verbs` has of each: its flags, and the function behind it."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rmdm.config import save_config
 from rmdm.errors import ConfigError
+from rmdm.presets import save_config
 from rmdm.training.checkpoint import load_checkpoint, save_checkpoint
 from rmdm.training.distributed import Parallel, World, blocks, reshard, shard, whole
 from rmdm.training.guards import check_finite, repeatable, signals

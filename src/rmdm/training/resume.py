@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from rmdm.config import Config, load_config
+from rmdm.config import Config
 from rmdm.errors import CheckpointError, ConfigError
+from rmdm.presets import load_config
 from rmdm.share.names import hub_name
 from rmdm.training.checkpoint import list_checkpoints, step_of, verify_checkpoint
 from rmdm.training.task import Task

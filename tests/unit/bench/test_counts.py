@@ -8,9 +8,10 @@ from rmdm.bench import counts
 from rmdm.bench.machine import Floor, Machine
 from rmdm.bench.sizes import ENCODER_SIZES, FLOW_SIZES, SIZES
 from rmdm.bench.workload import config_of
-from rmdm.config import FlowModelConfig, load_config
+from rmdm.config import FlowModelConfig
 from rmdm.hub import build_backbone
 from rmdm.meanflow.net import FlowNet
+from rmdm.presets import load_config
 
 TINY = SIZES["tiny"]
 

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rmdm.config import Config, load_config
+from rmdm.config import Config
 from rmdm.data.shards import TokenRows
 from rmdm.encoders import cache
 from rmdm.encoders.encoder import Pieces
+from rmdm.presets import load_config
 
 MAIN = "import sys\nfrom tests.unit.encoders.toy import main\nmain(*sys.argv[1:])\n"
 """The same for a process that starts warm."""

@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rmdm.config import Config, load_config, save_config
+from rmdm.config import Config
+from rmdm.presets import load_config, save_config
 
 DATE = "2026-11-15"
 STEPS = (4, 8, 16, 32, 64, 128)

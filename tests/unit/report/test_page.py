@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rmdm.cli import VERBS, Parser, add_json, read_overrides, resolve_config
-from rmdm.config import load_config, save_config
+from rmdm.cli import Parser, read_overrides
+from rmdm.presets import load_config, resolve_config, save_config
 from rmdm.report.page import write_report
+from rmdm.verbs import VERBS, add_json
 from tests.release import byte_tokenizer, save_release
 from tests.unit.report.runs import (
     around,

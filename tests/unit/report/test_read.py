@@ -43,10 +43,15 @@ def test_figures_of_other_weights_are_called_out(tmp_path):
 
 def test_parameters_are_counted_from_the_file(tmp_path):
     from rmdm.hub import load_model
+    from rmdm.share.export import export
 
     run = save_release(tmp_path / "run")
     (arm,) = read_arms([run])
-    assert parameters(arm) == sum(p.numel() for p in load_model(run).backbone.state_dict().values())
+    learned = sum(p.numel() for p in load_model(run).backbone.state_dict().values())
+    assert parameters(arm) == learned
+    export(str(run), tmp_path / "int8", lambda text: None, dtype="int8")
+    (arm,) = read_arms([tmp_path / "int8"])
+    assert parameters(arm) == learned, "scales are no parameters"
 
 
 def test_tokenizers_are_told_apart_by_their_files(tmp_path):

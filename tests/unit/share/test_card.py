@@ -79,7 +79,25 @@ def test_every_kind_has_a_card_that_the_hub_understands(process, changes, senten
 )
 def test_parameters_are_counted_as_the_model_counts_them(process, changes, tmp_path):
     folder = save_release(tmp_path / "own", process, **changes)
-    assert parameters(open_source(str(folder))) == sum(p.numel() for p in rmdm.load(folder).backbone.parameters())
+    learned = sum(p.numel() for p in rmdm.load(folder).backbone.parameters())
+    assert parameters(open_source(str(folder))) == learned
+    export(str(folder), tmp_path / "int8", quiet, dtype="int8")
+    assert parameters(open_source(str(tmp_path / "int8"))) == learned
+
+
+def test_the_card_says_how_the_weights_are_stored(tmp_path):
+    own = save_release(tmp_path / "own", "rmdm")
+    flow = re.search(r"^\| flow that draws the latent \| .*$", text_of(own), flags=re.MULTILINE)
+    assert flow is not None
+    for dtype, words in (
+        ("fp32", "fp32"),
+        ("bf16", "bf16"),
+        ("int8", "int8 matrices with a float32 scale for each row, all else fp32; loading makes float32 of them"),
+    ):
+        export(str(own), tmp_path / dtype, quiet, dtype=dtype)
+        text = (tmp_path / dtype / "README.md").read_text()
+        assert f"| stored as | safetensors, {words} |" in text
+        assert flow[0] in text, "scales are no parameters of the flow"
 
 
 def test_a_corpus_that_is_known_says_its_language_and_dataset(tmp_path):
@@ -118,7 +136,7 @@ def test_settings_data_and_training_are_told(shards, tmp_path, capsys):
     manifest = json.loads((shards / "manifest.json").read_text())
     for line in (
         "| transformer | 2 layers of 32, 2 heads |",
-        "| writes with | 8 steps, balanced, temperature 0.7 |",
+        "| writes with | 8 steps, balanced, temperature 0.3 |",
         f"| corpus | storyworld-mini: {manifest['description']} |",
         f"| fingerprint of train | `{manifest['source']['train']}` |",
         f"fingerprint `{manifest['tokenizer']['fingerprint']}` |",
@@ -202,6 +220,45 @@ def test_figures_measured_of_a_release_join_those_it_came_with(tmp_path):
     commands = re.findall(r"^- `(rmdm .*)`: (.*)$", text_of(tmp_path / "out"), flags=re.MULTILINE)
     assert [words.split()[:3] for words, _ in commands] == [["rmdm", "eval", "gen"], ["rmdm", "bench", "sample"]]
     assert ["rounded" in said for _, said in commands] == [True, False]
+
+
+def said_of_figures(folder: Path) -> dict[str, str]:
+    """What a card says of each figure's weights, by the kind of figure."""
+    found = re.findall(r"^- `rmdm \w+ (\w+) .*?`: (.*)$", (folder / "README.md").read_text(), flags=re.MULTILINE)
+    return {kind: said.partition("; of the ")[2] for kind, said in found}
+
+
+def test_figures_are_of_the_weights_they_were_measured_of_however_often_these_are_stored_anew(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    record(own, "gen", runs.gen_rows("mdlm"), {"n": 256, "evaluator": [runs.EVALUATOR]})
+    export(str(own), tmp_path / "int8", quiet, dtype="int8")
+    assert said_of_figures(tmp_path / "int8") == {"gen": "fp32 weights, before they were rounded to int8"}
+    record(tmp_path / "int8", "bench", runs.bench_rows("mdlm"), {"batch": 3})
+    # Wider numbers hold the same values, which the figures of int8 are about.
+    export(str(tmp_path / "int8"), tmp_path / "fp32", quiet, dtype="fp32")
+    assert said_of_figures(tmp_path / "fp32") == {"gen": "fp32 weights, before they were rounded to int8", "sample": ""}
+    export(str(tmp_path / "fp32"), tmp_path / "bf16", quiet, dtype="bf16")
+    then = {
+        "gen": "fp32 weights, before they were rounded to int8 and bf16",
+        "sample": "fp32 weights, before they were rounded to bf16",
+    }
+    assert said_of_figures(tmp_path / "bf16") == then
+    # There and back the file is the same, and so are its own figures.
+    record(tmp_path / "bf16", "ppl", runs.ppl_rows("mdlm"), {"set": "valid"})
+    export(str(tmp_path / "bf16"), tmp_path / "wide", quiet, dtype="fp32")
+    export(str(tmp_path / "wide"), tmp_path / "back", quiet, dtype="bf16")
+    assert said_of_figures(tmp_path / "back") == then | {"ppl": ""}
+
+
+def test_a_card_from_before_int8_still_tells_of_the_rounding(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    record(own, "gen", runs.gen_rows("mdlm"), {"n": 256, "evaluator": [runs.EVALUATOR]})
+    export(str(own), tmp_path / "out", quiet, dtype="bf16")
+    saved = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert saved.pop("rounded")
+    (tmp_path / "out" / "card.json").write_text(json.dumps(saved | {"rounded_from": "fp32"}))
+    write_manifest(tmp_path / "out")
+    assert "of the fp32 weights, before they were rounded to bf16" in text_of(tmp_path / "out")
 
 
 def test_figures_of_other_weights_are_left_out_and_named(tmp_path):

@@ -1,19 +1,24 @@
 """`rmdm export`: a run to a folder that is there whole or not at all, and writes the same texts."""
 
+import copy
 import json
 import stat
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import rmdm
 from rmdm.cli import main
 from rmdm.errors import CheckpointError, ConfigError
+from rmdm.int8 import SCALE
+from rmdm.meanflow.affine import Affine
+from rmdm.meanflow.flow import Flow, fingerprint
+from rmdm.meanflow.radial import Radial
 from rmdm.share import export as module
 from rmdm.share.export import export
-from rmdm.share.manifest import verify
+from rmdm.share.manifest import verify, write_manifest
 from tests.conftest import small_flags
 from tests.release import byte_tokenizer, save_release
 
@@ -102,6 +107,138 @@ def test_tied_embeddings_survive_bf16(tmp_path):
     export(str(own), tmp_path / "out", say, dtype="bf16")
     weights = rmdm.load(tmp_path / "out", "cpu").backbone.state_dict()
     assert torch.equal(weights["head.weight"], weights["embed.weight"])
+
+
+def log_probabilities(folder: Path) -> torch.Tensor:
+    """What a model makes of a row that is partly masked, given a latent of ones."""
+    model = rmdm.load(folder, "cpu")
+    backbone = model.backbone
+    x_BL = torch.arange(backbone.length).remainder(model.tokenizer.size)[None]
+    x_BL[:, ::2] = backbone.mask_id
+    with torch.no_grad():
+        c_BGC = backbone.latent(torch.ones(1, backbone.latent.groups, backbone.latent.project))
+        return backbone.logits(backbone(x_BL, c_BGC=c_BGC)).log_softmax(-1)
+
+
+def test_int8_matrices_take_a_quarter_and_all_else_is_exact(tmp_path):
+    own = save_release(tmp_path / "own", "rmdm", model__width=128, latent__width=32)
+    made = export(str(own), tmp_path / "out", say, dtype="int8")
+    assert made.stored == "int8"
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (own, tmp_path / "out")]
+    assert sizes[1] < 0.3 * sizes[0]
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    narrow = {name for name, value in stored.items() if value.dtype == torch.int8}
+    assert {name for name in stored if name.endswith(SCALE)} == {name + SCALE for name in narrow}
+    weights, exact = (rmdm.load(folder, "cpu").backbone.state_dict() for folder in (tmp_path / "out", own))
+    # Modulations and places are no layer's matrices, and everything hangs on the latent's.
+    assert narrow == {name for name in exact if name.endswith(".weight") and not name.startswith("latent.")}
+    assert set(weights) == set(exact)
+    for name, value in weights.items():
+        assert value.dtype == torch.float32
+        if name in narrow:
+            assert 0 < (value - exact[name]).abs().max() <= 0.51 * exact[name].abs().max() / 127, name
+        else:
+            assert torch.equal(value, exact[name]), name
+
+
+def test_an_int8_release_computes_nearly_the_same_and_writes(tmp_path):
+    own = save_release(tmp_path / "own", "rmdm", latent__draw="flow")
+    export(str(own), tmp_path / "out", say, dtype="int8")
+    exact, near = log_probabilities(own), log_probabilities(tmp_path / "out")
+    assert not torch.equal(near, exact)
+    torch.testing.assert_close(near, exact, rtol=0, atol=0.2)
+    assert exact.std() > 1, "probabilities that are all alike are near each other anyway"
+    assert all(texts(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("int8", torch.int8)])
+def test_the_networks_of_the_flow_are_stored_likewise(dtype, kind, tmp_path):
+    own = save_release(tmp_path / "own", "rmdm")
+    flow = Flow.load(own / "flow")
+    numbers = flow.settings.groups * flow.settings.dim
+    thirds = torch.arange(1, numbers + 1).double() / 3  # which no other precision holds
+    flow.maps = {"enter": Affine(torch.diag(thirds), thirds.clone()), "draw-4": Affine(thirds.clone(), thirds.clone())}
+    flow.radial = Radial(thirds.clone(), thirds + 1)
+    flow.guide, flow.student = copy.deepcopy(flow.net), copy.deepcopy(flow.net)
+    flow.save(own / "flow")
+    export(str(own), tmp_path / "out", say, dtype=dtype)
+    exact, stored = (load_file(folder / "flow" / "flow.safetensors") for folder in (own, tmp_path / "out"))
+    for name, value in exact.items():
+        if name.startswith(("maps.", "radial.")):
+            assert stored[name].dtype == torch.float64
+            assert torch.equal(stored[name], value), name
+        elif name.endswith(".weight"):
+            assert stored[name].dtype == kind, name
+    loaded = Flow.load(tmp_path / "out" / "flow")
+    assert loaded.settings == flow.settings
+    drawn, near = flow.draw(8, seed=0), loaded.draw(8, seed=0)
+    assert not torch.equal(near, drawn)
+    torch.testing.assert_close(near, drawn, rtol=0, atol=0.1 * float(drawn.std()))
+
+
+def test_a_changed_flow_gets_no_new_fingerprint(tmp_path):
+    own = save_release(tmp_path / "own", "rmdm")
+    path = own / "flow" / "flow.safetensors"
+    save_file({name: value + 1 for name, value in load_file(path).items()}, path)
+    with pytest.raises(CheckpointError, match=r"flow\.safetensors is damaged \(its checksum"):
+        export(str(own), tmp_path / "out", say, dtype="int8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_int8_can_be_exported_again(own, tmp_path):
+    export(str(own), tmp_path / "a", say, dtype="int8")
+    for name, dtype in (("same", None), ("int8", "int8"), ("fp32", "fp32"), ("bf16", "bf16")):
+        assert export(str(tmp_path / "a"), tmp_path / name, say, dtype=dtype).stored == (dtype or "int8")
+    for name in ("same", "int8"):
+        for file in ("model.safetensors", "flow/flow.safetensors", "flow/flow.json"):
+            assert verify(tmp_path / name)[file] == verify(tmp_path / "a")[file]
+    assert texts(tmp_path / "fp32") == texts(tmp_path / "a")
+    weights = {name: rmdm.load(tmp_path / name, "cpu").backbone.state_dict() for name in ("a", "fp32", "bf16")}
+    for name, value in weights["a"].items():
+        assert torch.equal(weights["fp32"][name], value), name
+        rounded = value.bfloat16().float() if value.ndim > 1 and name != "latent.matrix" else value
+        assert torch.equal(weights["bf16"][name], rounded), name
+
+
+def test_tied_embeddings_survive_int8(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm", model__tie_embeddings=True)
+    export(str(own), tmp_path / "out", say, dtype="int8")
+    weights = rmdm.load(tmp_path / "out", "cpu").backbone.state_dict()
+    assert torch.equal(weights["head.weight"], weights["embed.weight"])
+
+
+@pytest.mark.parametrize(
+    ("file", "matrix"), [("model.safetensors", "embed.weight"), ("flow/flow.safetensors", "net.enter.weight")]
+)
+def test_damaged_int8_is_refused_in_a_line(own, tmp_path, file, matrix):
+    export(str(own), tmp_path / "out", say, dtype="int8")
+    whole = load_file(tmp_path / "out" / file)
+    for changes, rule in (
+        ({matrix + SCALE: None}, f"{matrix} is int8, and its scales {matrix}.scale are missing"),
+        ({matrix: None}, f"{matrix}.scale is there without its int8 matrix"),
+        ({matrix + SCALE: torch.ones(1)}, rf"{matrix}.scale is float32 of shape \[1\]"),
+        ({matrix + SCALE: whole[matrix + SCALE] * torch.nan}, f"{matrix}.scale holds NaN"),
+    ):
+        kept = {name: value for name, value in (whole | changes).items() if value is not None}
+        save_file(kept, tmp_path / "out" / file)
+        flow = tmp_path / "out" / "flow"
+        meta = json.loads((flow / "flow.json").read_text()) | {"fingerprint": fingerprint(flow)}
+        (flow / "flow.json").write_text(json.dumps(meta))
+        write_manifest(tmp_path / "out")  # as whoever makes it up would do
+        with pytest.raises(CheckpointError, match=rf"{file} is damaged.*{rule}") as caught:
+            module.check_loads(tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        with pytest.raises(CheckpointError, match=rf"{file} is damaged"):
+            export(str(tmp_path / "out"), tmp_path / "again", say, dtype="fp32")
+
+
+def test_weights_that_int8_cannot_hold_are_refused(tmp_path):
+    own = save_release(tmp_path / "own", "mdlm")
+    path = own / "model.safetensors"
+    save_file({name: value / 0 if name == "embed.weight" else value for name, value in load_file(path).items()}, path)
+    with pytest.raises(CheckpointError, match=r"cannot be stored as int8: embed\.weight holds NaN or infinity"):
+        export(str(own), tmp_path / "out", say, dtype="int8")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_release_can_be_exported_again(own, tmp_path):

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from rmdm.backbone.latent import projection
-from rmdm.config import Config, load_config, save_config
+from rmdm.config import Config
 from rmdm.errors import ConfigError
 from rmdm.hub import load_model
+from rmdm.presets import load_config, save_config
 from rmdm.training.distributed import World
 from rmdm.training.language import Corpus, LanguageTask
 from rmdm.training.loop import train

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rmdm.config import load_config
 from rmdm.errors import CheckpointError, ConfigError, TrainingError
+from rmdm.presets import load_config
 from rmdm.training.checkpoint import list_checkpoints
 from rmdm.training.distributed import World
 from rmdm.training.loop import train

@@ -1,0 +1,127 @@
+"""Configs from presets, YAML files and run directories, and back to YAML. Nothing here imports torch.
+
+A file that names a preset as its `base` says only what it changes. The resolved config is written to the run directory,
+where it is itself a valid preset.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from rmdm.config import ADAPTER, Config, field_names
+from rmdm.errors import ConfigError, nearest
+from rmdm.rules import validate
+
+PRESETS = resources.files("rmdm") / "configs"
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with the package."""
+    return sorted(p.name.removesuffix(".yaml") for p in PRESETS.iterdir() if p.name.endswith(".yaml"))
+
+
+def load_config(ref: str | Path) -> Config:
+    """The config that `ref` names: a preset of the package, a YAML file, or a run directory."""
+    path = Path(ref)
+    if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise ConfigError(
+                f"{path} has no config.yaml, so it is no run directory; give a preset, a YAML file or a run"
+            )
+        path = path / "config.yaml"
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it"
+            ) from None
+        return decode(with_base(_parse_yaml(text, str(path)), str(path)), str(path))
+    if str(ref) in preset_names():
+        return decode(preset_values(str(ref)), f"preset {ref}")
+    if path.suffix in {".yaml", ".yml"}:
+        raise ConfigError(f"{ref} does not exist; give a YAML file, a run directory or a preset ('rmdm presets')")
+    raise ConfigError(f"{str(ref)!r} is no preset, YAML file or run directory; {nearest(str(ref), preset_names())}")
+
+
+def resolve_config(ref: str, overrides: dict[str, Any]) -> Config:
+    """The config that `ref` names, with overrides (dotted names to values) applied and checked."""
+    values = ADAPTER.dump_python(load_config(ref), mode="json")
+    for name, value in overrides.items():
+        *path, leaf = name.split(".")
+        owner = values
+        for part in path:
+            owner = owner[part]
+        owner[leaf] = value
+    return decode(values, ref)
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """The fields of a preset, those of its base included."""
+    where = f"preset {name}"
+    return with_base(_parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), where), where)
+
+
+def with_base(values: Any, where: str) -> Any:
+    """The fields of a file; one that names a preset as its `base` says only what it changes."""
+    if not isinstance(values, dict) or values.get("base") is None:
+        return values
+    base = str(values["base"])
+    if base not in preset_names():
+        raise ConfigError(f"{where}: base={base!r} is no preset; {nearest(base, preset_names())}")
+    return merged(preset_values(base), {name: value for name, value in values.items() if name != "base"})
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the changes put in, section by section."""
+    both = {name: (base.get(name), value) for name, value in changes.items()}
+    return base | {k: merged(a, b) if isinstance(a, dict) and isinstance(b, dict) else b for k, (a, b) in both.items()}
+
+
+def decode(values: Any, where: str) -> Config:
+    """Build and validate a config from plain values; the first mistake becomes one line that names its field."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected fields such as 'name:' and 'data:', found {type(values).__name__}")
+    try:
+        config = ADAPTER.validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error)}") from None
+    validate(config)
+    return config
+
+
+def explain(error: ValidationError) -> str:
+    """One line for the first mistake pydantic found, with the nearest field name when a field is unknown."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
+        prefix = field.rpartition(".")[0] + "." if "." in field else ""
+        siblings = {n.removeprefix(prefix).split(".")[0] for n in field_names(Config) if n.startswith(prefix)}
+        return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), siblings)}"
+    rule = first["msg"][0].lower() + first["msg"][1:]
+    return f"{field}={first['input']!r}: {rule}"
+
+
+def to_yaml(config: Config) -> str:
+    """The config as YAML, every field spelled out; `decode` reads it back."""
+    return yaml.safe_dump(ADAPTER.dump_python(config, mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def save_config(config: Config, run: Path) -> None:
+    """Write the config into a run directory, whole or not at all."""
+    run.mkdir(parents=True, exist_ok=True)
+    temporary = run / ".config.yaml.tmp"
+    temporary.write_text(to_yaml(config), encoding="utf-8")
+    temporary.replace(run / "config.yaml")
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{where} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None
