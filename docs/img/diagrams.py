@@ -310,9 +310,9 @@ def consistent() -> Drawing:
     """Consistent stories of the demo against denoising steps."""
     steps = [1, 2, 4, 8, 16, 32]
     curves = [
-        ("RMDM, real stories' latents", "RMDM, seed 0, true latents: consistent %", "orange"),
-        ("RMDM", "RMDM, seed 0: consistent %", "green"),
-        ("MDLM", "MDLM, seed 0: consistent %", "blue"),
+        ("RMDM, real stories' latents", "RMDM, seed 1, true latents: consistent %", "orange"),
+        ("RMDM", "RMDM, seed 1: consistent %", "green"),
+        ("MDLM", "MDLM, seed 1: consistent %", "blue"),
     ]
     drawing = Drawing(390, "Consistent stories in percent against denoising steps, from docs/results.md")
     left, right, top, bottom = 56, 580, 56, 320
@@ -338,7 +338,7 @@ def consistent() -> Drawing:
         for x, y in points:
             drawing.add("circle", cx=x, cy=y, r=4.5, class_=f"{colour}-dot")
         x, y = points[-1]
-        beside = y - 14 if colour == "blue" else y + 26
+        beside = y + 26 if colour == "green" else y - 14
         drawing.text(right, beside, name, f"end small {colour}-text")
     return drawing
 
