@@ -23,7 +23,7 @@ SECOND=${SECOND:-all-mpnet-base-v2} # the other encoder of Table 6
 . "$(dirname "$0")/stages.sh"
 
 DATA=(--data.path "$TEXT" ${DATA:-})
-ARM=(--optim.schedule linear --optim.cooldown "0.$COOL" ${ARM:-})
+ARM=(--optim.schedule linear --optim.cooldown "$(printf 0.%02d "$COOL")" ${ARM:-})
 SETS=wikitext,lm1b,lambada,agnews,pubmed,arxiv,openwebtext
 STABLE=$((SHORT * (100 - COOL) / 100))
 

@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = f" ({error.filename})" if error.filename else ""
         reason = error.strerror or str(error)
         code, outcome = 2, {"error": f"{reason}{place}; check that the path exists, can be written and has room"}
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        code, outcome = 2, {"error": "out of memory; ask for less at a time (fewer texts, a smaller batch or model)"}
     except KeyboardInterrupt:
         code, outcome = 130, {"error": "interrupted; the same command goes on where this one stopped"}
     if outcome is not None and "error" in outcome:
@@ -56,6 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wants_json and outcome is not None and os.environ.get("RANK", "0") == "0":
         print(json.dumps({"ok": code == 0, **outcome}))
     return code
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, numpy or torch (which is not imported for it) could not get the memory it asked for."""
+    words = ("can't allocate memory", "not enough memory")
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
 
 def dispatch(args: list[str], wants_json: bool) -> Outcome | None:

@@ -5,7 +5,7 @@
 >>> model = rmdm.load("runs/first")
 >>> model.generate(n=4, steps=16, seed=0).texts
 >>> model.infill("anna was [MASK] near the [MASK:2] .", n=2).texts
->>> model.generate(n=2, like="tom was sad near the river .").texts
+>>> model.generate(n=2, like=model.generate(seed=1).texts[0]).texts
 """
 
 import time

@@ -26,8 +26,9 @@ def preset_names() -> list[str]:
 def load_config(ref: str | Path) -> Config:
     """The config that `ref` names: a preset of the package, a YAML file, or a run directory."""
     path = Path(ref)
-    if path.is_dir():
-        if not (path / "config.yaml").is_file():
+    is_run = (path / "config.yaml").is_file()
+    if path.is_dir() and (is_run or str(ref) not in preset_names()):
+        if not is_run:
             raise ConfigError(
                 f"{path} has no config.yaml, so it is no run directory; give a preset, a YAML file or a run"
             )

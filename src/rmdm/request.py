@@ -3,7 +3,6 @@
 Shapes: n texts, L positions, G groups, D_z numbers of an embedding's group, d_z of a latent's as the model sees it.
 """
 
-import math
 import numbers
 import operator
 from dataclasses import dataclass
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
 Given = Literal["null", "prior", "encode", "resample"]
 GIVEN = ("null", "prior", "encode", "resample")
 MOST_SEED = 2**63 - 1
-RANGES: dict[str, tuple[int, float, str]] = {
-    "n": (1, math.inf, "1 or more"),
-    "steps": (1, math.inf, "16, for example"),
+RANGES: dict[str, tuple[int, int, str]] = {
+    "n": (1, 100_000, "4, for example"),
+    "steps": (1, 1_000_000, "16, for example"),
     "seed": (0, MOST_SEED, "0, for example"),
     "latent_seed": (0, MOST_SEED, "0, for example"),
-    "tokens": (1, math.inf, "8, for example"),
-    "draws": (1, math.inf, "16, for example"),
-    "rounds": (1, math.inf, "32, for example"),
+    "tokens": (1, 1_000_000, "8, for example"),
+    "draws": (1, 10_000, "16, for example"),
+    "rounds": (1, 10_000, "32, for example"),
 }
 """Least and largest value of each whole number of a request, and what to use instead of another."""
 NUMBERS = ("temperature", "top_p", "remask", "guidance", "weight")

@@ -294,8 +294,9 @@ def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
         show(text)
         return {"name": args.name, "yaml": text}
     listing = [{"name": name, "description": load_config(name).description} for name in preset_names()]
+    width = max(len(entry["name"]) for entry in listing)
     for entry in listing:
-        show(f"{entry['name']:<18} {entry['description']}")
+        show(f"{entry['name']:<{width}}  {entry['description']}")
     return {"presets": listing}
 
 

@@ -62,7 +62,7 @@ def test_json_is_one_object_with_the_settings_used(runs, capsys):
 @pytest.mark.parametrize(
     ("kind", "flags", "message"),
     [
-        ("rmdm", ["--n", "0"], "--n 0 is below 1; use 1 or more"),
+        ("rmdm", ["--n", "0"], "--n 0 is below 1; use 4, for example"),
         ("rmdm", ["--steps", "0"], "--steps 0 is below 1; use 16, for example"),
         ("rmdm", ["--seed", "-1"], "--seed -1 is below 0; use 0, for example"),
         ("rmdm", ["--temperature", "-1"], "--temperature -1.0 is not a positive number; use 1.0, for example"),

@@ -1,6 +1,7 @@
 """Samplers against enumerated laws, by chi-square, and against plain loops where they are deterministic."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from rmdm.backbone.dit import DiT
 from rmdm.samplers import Denoiser, SampleSettings, ancestral, denoiser, row_keys, sample, sample_ancestral
-from rmdm.samplers.confidence import confidence
 from rmdm.samplers.noise import UNMASK_STREAM, row_uniform
 from rmdm.samplers.settings import CONFIDENCE
 from tests.reference.tiny import Law, Row, p_value, tiny_backbone
@@ -85,11 +85,19 @@ def ancestral_law(p: Probs, steps: int, start: Row = FREE) -> Law:
     return law
 
 
+def sureness(p_V: np.ndarray, order: str) -> float:
+    """How sure a distribution is, by the definition of an order."""
+    first, second = sorted(p_V.tolist(), reverse=True)[:2]
+    if order in ("entropy", "balanced"):
+        return sum(p * math.log(p) for p in p_V.tolist() if p > 0)
+    return {"max_prob": first, "margin": first - second}[order]
+
+
 def surest(p: Probs, order: str) -> Callable[[Row], int]:
     """The masked place of a state that a confidence order writes next."""
 
     def place(state: Row) -> int:
-        sure = confidence(torch.from_numpy(p(state)), order)
+        sure = [sureness(p_V, order) for p_V in p(state)]
         return max(masked(state), key=lambda i: float(sure[i]))
 
     return place
@@ -280,7 +288,7 @@ def greedy(model: DiT, row: list[int], settings: SampleSettings) -> list[int]:
             continue
         with torch.no_grad():
             p_LV = model.logits(model(torch.tensor([row])))[0].double().softmax(dim=-1)
-        sure_L = confidence(p_LV, settings.sampler)
+        sure_L = [sureness(p_V, settings.sampler) for p_V in p_LV.numpy()]
         count = len(hidden) - stay
         if settings.sampler == "balanced" and step < K:
             entropies = sorted(-float(sure_L[i]) for i in hidden)

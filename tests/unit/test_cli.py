@@ -3,7 +3,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from rmdm import cli
 from rmdm.cli import main, read_overrides
 from rmdm.errors import ConfigError
 
@@ -77,3 +79,25 @@ def test_overrides_are_spelled_as_in_yaml():
     assert read_overrides(["--optim.betas", "[0.9, 0.95]"], set()) == {"optim.betas": [0.9, 0.95]}
     with pytest.raises(ConfigError, match="unknown flag"):
         read_overrides(["--optim.beta", "1"], set())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 TiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("shape mismatch"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_in_a_line_and_no_other_error_hidden(error, is_told, monkeypatch, capsys):
+    def fail(args, wants_json):
+        raise error
+
+    monkeypatch.setattr(cli, "dispatch", fail)
+    if not is_told:
+        with pytest.raises(RuntimeError, match="shape mismatch"):
+            main(["presets"])
+        return
+    assert main(["presets"]) == 2
+    assert capsys.readouterr().err.startswith("rmdm: out of memory; ask for less at a time")

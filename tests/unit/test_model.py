@@ -368,7 +368,11 @@ def test_padding_that_was_never_learnt_is_not_asked_about(zoo, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"n": 0}, "n=0 is below 1; use 1 or more"),
+        ({"n": 0}, "n=0 is below 1; use 4, for example"),
+        ({"n": 10**9}, "n=1000000000 is above 100000; use 4, for example"),
+        ({"steps": 10**20}, "steps=100000000000000000000 is above 1000000; use 16, for example"),
+        ({"draws": 10**8, "prefix": "a"}, "draws=100000000 is above 10000"),
+        ({"rounds": 10**8, "prefix": "a"}, "rounds=100000000 is above 10000"),
         ({"steps": 0}, "steps=0 is below 1; use 16, for example"),
         ({"seed": -1}, "seed=-1 is below 0"),
         ({"seed": 2**63}, "seed=9223372036854775808 is above 9223372036854775807"),

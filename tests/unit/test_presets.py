@@ -72,6 +72,15 @@ def test_a_file_of_ones_own_may_name_a_preset_as_its_base(tmp_path):
         load_config(path)
 
 
+def test_a_folder_that_is_no_run_does_not_hide_a_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "storyworld-mini").mkdir()
+    assert load_config("storyworld-mini").name == "storyworld-mini"
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"other has no config\.yaml"):
+        load_config("other")
+
+
 @pytest.mark.parametrize("corpus", ["storyworld-mini", "storyworld"])
 def test_arms_have_the_size_of_their_rmdm(corpus):
     sizes = {}

@@ -64,6 +64,8 @@ def confidence_steps(
     if sure_BL is None:
         sure_BL = torch.zeros(x_BL.shape, device=device, dtype=torch.float64)
     for step in range(K):
+        if callback is None and settings.remask == 0 and not left_B.any():
+            break  # with more steps than positions
         back_B = np.floor(settings.remask * (free_B - left_B) * (K - step - 1) / K).astype(np.int64)
         masked_B = left_B + back_B
         after_B = 0 * free_B if is_balanced else free_B * (K - step - 1) // K
