@@ -1,6 +1,6 @@
 """Draw the picture in the README: one text of a trained model after some of its denoising steps, as SVG.
 
-python docs/img/denoise.py RUN docs/img/denoise.svg --steps 8 --seed 1
+python docs/img/denoise.py RUN docs/img/denoise.svg --steps 8 --seed 2
 """
 
 import argparse

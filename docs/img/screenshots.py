@@ -1,6 +1,6 @@
 """Take the pictures of the page for the documentation from a server that runs, with Debian's Chromium.
 
-python docs/screenshots.py http://127.0.0.1:8000 --seed 3
+python docs/img/screenshots.py http://127.0.0.1:8000 --seed 3
 """
 
 import argparse
