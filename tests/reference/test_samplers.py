@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rmdm.backbone.dit import DiT
 from rmdm.samplers import Denoiser, SampleSettings, ancestral, denoiser, row_keys, sample, sample_ancestral
+from rmdm.samplers.confidence import confidence
 from rmdm.samplers.noise import UNMASK_STREAM, row_uniform
 from rmdm.samplers.settings import CONFIDENCE
 from tests.reference.tiny import Law, Row, p_value, tiny_backbone
@@ -298,6 +299,28 @@ def greedy(model: DiT, row: list[int], settings: SampleSettings) -> list[int]:
             row[place] = int(p_LV[place].argmax())
             p_written[place] = float(p_LV[place].max())
     return row
+
+
+@pytest.mark.parametrize("order", CONFIDENCE)
+def test_confidence_is_what_its_order_says(order):
+    p_NV = np.random.default_rng(0).dirichlet(np.full(9, 0.3), size=50)
+    p_NV[0] = np.eye(9)[4]
+    expected = torch.tensor([sureness(p_V, order) for p_V in p_NV], dtype=torch.float64)
+    torch.testing.assert_close(confidence(torch.from_numpy(p_NV), order), expected)
+
+
+@pytest.mark.parametrize("order", CONFIDENCE)
+def test_the_surest_place_is_written_first(order):
+    model, written = tiny_backbone(7, 12, seed=2), []
+    settings = SampleSettings(sampler=order, steps=12, temperature=1e-6)
+    start = torch.full((1, 12), 7)
+    sample(
+        Denoiser(model), start, row_keys(0, [0]), settings, lambda step, x_BL: written.append((x_BL[0] != 7).clone())
+    )
+    with torch.no_grad():
+        p_LV = model.logits(model(start))[0].double().softmax(dim=-1).numpy()
+    surest_first = sorted(range(12), key=lambda i: -sureness(p_LV[i], order))
+    assert set(np.flatnonzero(written[0])) == set(surest_first[: int(written[0].sum())])
 
 
 @pytest.mark.parametrize("remask", [0.0, 0.8])
