@@ -10,9 +10,13 @@ import torch
 
 from rmdm.cli import main
 from rmdm.encoders.cache import LatentRows
+from rmdm.errors import DataError
 from rmdm.evaluation import consistency
 from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.rows import open_stage_one
+from rmdm.presets import load_config
 from rmdm.training.checkpoint import list_checkpoints
+from rmdm.training.language import Corpus
 from tests.stage_one import align_flags, files_under, kill_when, prepare_stories, run, save_bert
 
 HOLD = (
@@ -241,3 +245,16 @@ def test_the_command_it_names_when_interrupted_goes_on(copy, place):
     named = said.split("go on with: rmdm ")[1].split()
     run(*named)
     assert result(copy, "run") == result(place, "whole")
+
+
+def test_latents_belong_to_rows_and_not_to_a_folder(place, copy):
+    config, cpu = load_config(place / "whole" / "flow"), torch.device("cpu")
+    shards = copy / "shards"
+    tokenizer = Corpus.open(shards).tokenizer
+    stage_one = open_stage_one(config, place / "whole", shards, tokenizer, cpu)
+    assert len(stage_one.train) == len(LatentRows.open(stage_one.cache, "train"))
+    manifest = json.loads((shards / "manifest.json").read_text(encoding="utf-8"))
+    manifest["source"]["train"] = "0" * 64
+    (shards / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(DataError, match="not of those in"):
+        open_stage_one(config, place / "whole", shards, tokenizer, cpu)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rmdm.config import Config
-from rmdm.data.shards import Split
+from rmdm.data.shards import Manifest, Split
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.cache import ArrayManifest, LatentRows
 from rmdm.encoders.find import open_encoder
@@ -63,7 +63,7 @@ def open_stage_one(config: Config, run: Path, shards: Path, tokenizer: Tokenizer
         raise ConfigError(
             f"latent.draw=flow, but {run} has no flow from noise to e; align with meanflow.direction=both"
         )
-    if cache.parent.resolve() != shards.resolve():
+    if cache.parent.resolve() != shards.resolve() and Manifest.load(cache.parent) != Manifest.load(shards):
         raise DataError(f"{run} has latents of the rows in {cache.parent}, not of those in {shards}; align these")
     open_rows: Callable[[Split], Rows]
     if latent.source == "online":
