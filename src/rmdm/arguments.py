@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rmdm.errors import ConfigError
+from rmdm.request import RANGES
 
 
 def step_counts(text: str | None, default: tuple[int, ...] = ()) -> list[int]:
@@ -15,8 +16,11 @@ def step_counts(text: str | None, default: tuple[int, ...] = ()) -> list[int]:
         steps = [int(word) for word in text.split(",")]
     except ValueError:
         raise ConfigError(f"--steps {text} is no list of numbers; use 4,8,16, for example") from None
-    if any(count < 1 for count in steps):
-        raise ConfigError(f"--steps {text} holds a number below 1; use 4,8,16, for example")
+    least, most, _ = RANGES["steps"]
+    if any(count < least for count in steps):
+        raise ConfigError(f"--steps {text} holds a number below {least}; use 4,8,16, for example")
+    if any(count > most for count in steps):
+        raise ConfigError(f"--steps {text} holds a number above {most}; use 4,8,16, for example")
     return steps
 
 

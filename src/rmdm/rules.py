@@ -2,6 +2,7 @@
 
 from rmdm.config import Config, LoopConfig, OptimConfig
 from rmdm.errors import ConfigError
+from rmdm.request import RANGES
 
 OPEN_BELOW = {"sample.latent_temperature"}
 """Fields whose lower bound is itself not allowed."""
@@ -26,10 +27,10 @@ def validate(config: Config) -> None:
         *_bounds_of_loop("", train, optim),
         ("train.sample_every", train.sample_every, 0, infinity),
         ("train.sample_n", train.sample_n, 1, 10_000),
-        ("sample.steps", config.sample.steps, 1, infinity),
+        ("sample.steps", config.sample.steps, *RANGES["steps"][:2]),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
-        ("sample.draws", config.sample.draws, 1, 1_000_000),
-        ("sample.rounds", config.sample.rounds, 1, 1_000_000),
+        ("sample.draws", config.sample.draws, *RANGES["draws"][:2]),
+        ("sample.rounds", config.sample.rounds, *RANGES["rounds"][:2]),
         ("sample.guidance", config.sample.guidance, -1000, 1000),
         ("sample.latent_temperature", 1 if tau == "paper" else tau, 0, 1000),
         ("seed", config.seed, 0, 2**63 - 1),

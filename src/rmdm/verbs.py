@@ -43,7 +43,7 @@ def run_out(ref: str, out: str | None, config: Any) -> Path:
     """The run directory: what --out says, the run that was named, or runs/<name>."""
     if out:
         return Path(out)
-    return Path(ref) if Path(ref).is_dir() else Path("runs") / config.name
+    return Path(ref) if (Path(ref) / "config.yaml").is_file() else Path("runs") / config.name
 
 
 def run_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from rmdm import cli
+from rmdm.arguments import step_counts
 from rmdm.cli import main, read_overrides
 from rmdm.errors import ConfigError
+from rmdm.presets import load_config, resolve_config, save_config
+from rmdm.verbs import run_out
 
 
 def test_help_lists_the_verbs_without_importing_torch():
@@ -101,3 +105,19 @@ def test_a_lack_of_memory_is_told_in_a_line_and_no_other_error_hidden(error, is_
         return
     assert main(["presets"]) == 2
     assert capsys.readouterr().err.startswith("rmdm: out of memory; ask for less at a time")
+
+
+def test_a_folder_that_is_no_run_gets_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "storyworld-mini").mkdir()
+    config = load_config("storyworld-mini")
+    assert run_out("storyworld-mini", None, config) == Path("runs/storyworld-mini")
+    save_config(config, tmp_path / "storyworld-mini")
+    assert run_out("storyworld-mini", None, config) == Path("storyworld-mini")
+
+
+def test_numbers_of_steps_have_an_upper_limit_everywhere():
+    with pytest.raises(ConfigError, match=r"--steps 4,1000001 holds a number above 1000000"):
+        step_counts("4,1000001")
+    with pytest.raises(ConfigError, match=r"sample\.steps=1000001 is outside 1\.\."):
+        resolve_config("storyworld-mini", {"sample.steps": 1_000_001})
