@@ -1,6 +1,6 @@
 """How time and memory grow with batch, length, steps, vocabulary and ranks.
 
-    python benchmarks/growth.py measure growth.json [--axes sample-batch,train-length] [--small] [--compile]
+    python benchmarks/growth.py measure growth.json [--axes sample-batch,train-length] [--small]
     python benchmarks/growth.py plot growth.json docs/img
 
 `measure` adds a row for every point to the file, and leaves out those it has. Models have random weights; 12 x 768 at
@@ -74,8 +74,6 @@ def measure(axis: str, what: str, value: int, process: str, device: torch.device
         batch = size.batch if what == "vocab" else batch
         return timed_training(size, process, device, batch)
     model = random_model(size, process, device)
-    if args.compile:
-        model.compile()
     steps = value if what == "steps" else min(STEPS, size.length)
     row = bench(model.writer(), model.config, steps, batch, 3)
     return {"seconds": row["seconds"], "peak_bytes": row["peak_bytes"], "tokens": batch * size.length}
@@ -120,7 +118,7 @@ def measure_all(args: argparse.Namespace) -> None:
         raise SystemExit(f"--axes {unknown[0]} is unknown; use some of {','.join(AXES)}")
     for axis, what, value, process in points(axes, small=args.small):
         on = "cpu" if what == "ranks" else device_name(device)
-        key = {"axis": axis, "what": what, "value": value, "process": process, "device": on, "compiled": args.compile}
+        key = {"axis": axis, "what": what, "value": value, "process": process, "device": on}
         if any(key.items() <= row.items() for row in rows):
             continue
         try:
@@ -172,7 +170,6 @@ def main() -> None:
     one.add_argument("file")
     one.add_argument("--axes", help=f"comma-separated, of {', '.join(AXES)} (default all)")
     one.add_argument("--small", action="store_true", help="a tiny model, to see that it works")
-    one.add_argument("--compile", action="store_true", help="compile the network for sampling (GPU)")
     one.add_argument("--device", default="auto")
     one.set_defaults(run=measure_all)
     two = verbs.add_parser("plot")

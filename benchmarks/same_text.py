@@ -1,4 +1,4 @@
-"""How often a request's text depends on what runs beside it: alone against in a batch of 64, compiled against not.
+"""How often a request's text depends on what runs beside it: alone against in a batch of 64, fused against not.
 
     python benchmarks/same_text.py RUN... [--requests 3072] [--steps 8] [--samplers ancestral,balanced] [--loose]
 
@@ -18,6 +18,7 @@ from rmdm.samplers import generate
 from rmdm.samplers.generate import autocast, own_settings
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import fitting_samplers
+from rmdm.samplers.trunk import Trunk
 
 TOGETHER = 64
 
@@ -87,9 +88,9 @@ def main() -> None:
             measure(model, sampler, args.steps, args.requests, loose=args.loose)
         if model.device.type == "cuda":
             own = own_settings(model.backbone, model.config.sample).sampler
-            plain = texts(model, own, args.steps, args.requests, TOGETHER)
-            model.compile()
-            compare(f"{own}, compiled against not", texts(model, own, args.steps, args.requests, TOGETHER), plain)
+            fused = texts(model, own, args.steps, args.requests, TOGETHER)
+            model.__dict__["trunk"] = Trunk(model.trunk.backbone, fused=False)
+            compare(f"{own}, fused against not", fused, texts(model, own, args.steps, args.requests, TOGETHER))
 
 
 if __name__ == "__main__":

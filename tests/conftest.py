@@ -6,6 +6,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # else numba, once imported, gives torch all cores again
 os.environ.setdefault("NUMBA_OPT", "0")  # umap compiles for many seconds to place a few points
 
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on a CPU, number by number
+
 import dataclasses
 import subprocess
 from pathlib import Path

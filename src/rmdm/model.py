@@ -239,15 +239,6 @@ class Model:
         """Its backbone for writing on a GPU, under autocast, and what was recorded of it for all its requests."""
         return Trunk(with_half_matrices(self.backbone))
 
-    def compile(self) -> None:
-        """Compile the network for writing: half a minute or more at the first request of each kind, then quicker.
-
-        A text may then differ where two tokens were almost equally likely. Only for a GPU.
-        """
-        if self.device.type != "cuda":
-            raise ConfigError(f"compile is for writing on a GPU, and this model is on {self.device}; leave it out")
-        self.__dict__["trunk"] = Trunk(with_half_matrices(self.backbone), compiled=True)
-
     @cached_property
     def latents(self) -> Latents:
         """Where its latents come from."""

@@ -36,20 +36,16 @@ LEAST_SECONDS, MOST_REPEATS = 1.0, 200
 
 def bench_runs(
     runs: Sequence[Path], device: torch.device, steps: Sequence[int], batch: int, repeats: int, show: Show,
-    *, compiled: bool = False,
 ) -> Rows:  # fmt: skip
     """Rows of every run, kept in its folder."""
     rows: Rows = []
     for run in runs:
         model = load_model(run, device)
-        if compiled:
-            model.compile()
         counts = list(steps) or default_steps(model)
         # A figure of another machine is another figure.
         asked = {
             "weights": file_signature(model.folder / "model.safetensors"), "steps": counts, "batch": batch,
             "repeats": repeats, "device": device_name(device), "torch": torch.__version__,
-            **({"compiled": True} if compiled else {}),
         }  # fmt: skip
         home = run if run.is_dir() else model.folder
 
@@ -108,14 +104,11 @@ def write(writer: Writer, how: SampleSettings, tau: Any, batch: int, seed: int) 
 
 def latency_of_runs(
     runs: Sequence[Path], device: torch.device, steps: Sequence[int], requests: int, show: Show,
-    *, compiled: bool = False,
 ) -> Rows:  # fmt: skip
     """How long one text takes, a row for every run and number of steps."""
     rows: Rows = []
     for run in runs:
         model = load_model(run, device)
-        if compiled:
-            model.compile()
         show(f"bench: {model.config.name} writes one text at a time, {requests} times")
         for count in list(steps) or default_steps(model):
             rows.append(latency(model.writer(), model.config, count, requests))

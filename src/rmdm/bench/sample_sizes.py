@@ -31,22 +31,20 @@ PROFILED_STEPS = 16
 
 def bench_sizes(
     size: Size, machine: Machine, processes: Sequence[str], arms: Sequence[str], steps: Sequence[int], batch: int,
-    repeats: int, reference_steps: int, show: Show, *, compiled: bool = False, profile: Path | None = None,
+    repeats: int, reference_steps: int, show: Show, *, profile: Path | None = None,
 ) -> Rows:  # fmt: skip
     """A row for every process, number of steps and arm; `profile` gets a table of where a request's time goes."""
     rows: Rows = []
     begin_profile(profile)
     for process in processes:
         model = random_model(size, process, machine.device)
-        if compiled:
-            model.compile()
         for count in steps:
             for arm in arms:
                 show(f"bench: {arm}, {process}, {batch} texts, {count} steps")
                 try:
                     if arm == "ours":
                         row = bench(model.writer(), model.config, count, batch, repeats)
-                        measured = row | {"measured_steps": count, "compiled": compiled}
+                        measured = row | {"measured_steps": count}
                     else:
                         measured = time_reference(model, count, batch, repeats, min(count, reference_steps))
                 except torch.cuda.OutOfMemoryError:
@@ -93,15 +91,12 @@ def time_reference(model: Model, steps: int, batch: int, repeats: int, measured:
 
 def latency_of_size(
     size: Size, device: torch.device, processes: Sequence[str], steps: Sequence[int], requests: int, show: Show,
-    *, compiled: bool = False,
 ) -> Rows:  # fmt: skip
     """How long one text takes, a row for every process and number of steps."""
     rows: Rows = []
     for process in processes:
         show(f"bench: {size.name}-{process} writes one text at a time, {requests} times")
         model = random_model(size, process, device)
-        if compiled:
-            model.compile()
         rows += [latency(model.writer(), model.config, count, requests) for count in steps]
     return rows
 

@@ -36,7 +36,6 @@ def flags(parser: argparse.ArgumentParser) -> None:
         "--reference-steps", type=int, help="with --size: first steps of the reference arm that are timed (default 8)"
     )
     parser.add_argument("--profile", help="with --size: write a profile of a request of at most 16 steps to this file")
-    parser.add_argument("--compile", action="store_true", help="compile the network first (GPU)")
     parser.add_argument("--latency", action="store_true", help="also time single texts, one request after another")
     parser.add_argument("--requests", type=int, help="with --latency: how many (default 50)")
     machine_flags(parser)
@@ -63,10 +62,10 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.hub import find_device
 
     runs, device = run_folders(args.runs), find_device(args.device)
-    outcome: Outcome = {"bench": bench_runs(runs, device, steps, batch, repeats, show, compiled=args.compile)}
+    outcome: Outcome = {"bench": bench_runs(runs, device, steps, batch, repeats, show)}
     show(render(outcome["bench"]))
     if args.latency:
-        outcome["latency"] = latency_of_runs(runs, device, steps, requests, show, compiled=args.compile)
+        outcome["latency"] = latency_of_runs(runs, device, steps, requests, show)
         show(render_latency(outcome["latency"]))
     return outcome
 
@@ -89,14 +88,14 @@ def run_size(
 
     machine = measured_machine(args, show)
     rows = bench_sizes(
-        size, machine, processes, arms, steps, batch, repeats, first, show, compiled=args.compile, profile=profile
+        size, machine, processes, arms, steps, batch, repeats, first, show, profile=profile
     )
     compared = ratios(rows)
     show(render(rows, compared))
     outcome: Outcome = {"machine": machine.facts, "bench": rows, "ratios": compared}
     if args.latency:
         outcome["latency"] = latency_of_size(
-            size, machine.device, processes, steps, requests, show, compiled=args.compile
+            size, machine.device, processes, steps, requests, show
         )
         show(render_latency(outcome["latency"]))
     return outcome

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rmdm.samplers.fused import can_fuse
+
 RUN = 256
 """Tokens whose probabilities are added up together: about the square root of a large vocabulary."""
 
@@ -18,6 +20,10 @@ def draw_categorical(
 ) -> Tensor:
     """Token n is the one whose interval of the float64 cumulative distribution holds uniform_n in [0, 1)."""
     if top_p >= 1:
+        if logits_NV.is_cuda and can_fuse():
+            from rmdm.samplers.kernels import draw
+
+            return draw(logits_NV, torch.as_tensor(uniform_N, device=logits_NV.device), temperature)
         return invert(weights(logits_NV, temperature), uniform_N)
     return invert(nucleus(probabilities(logits_NV, temperature), top_p), uniform_N)
 

@@ -9,8 +9,8 @@ What a pass returns lies in the recording's own memory and holds until the next 
 Under autocast every pass rounds the matrices to bf16 anew, which costs as much memory traffic as using them;
 `with_half_matrices` rounds them once. The products are the same.
 
-A compiled pass fuses what lies between the products (norms, modulations, rotations), which else goes to memory and back
-each time. It takes half a minute or more to make, and rounds differently.
+Where Triton can be had, what lies between the products (norms, modulations, rotations) is fused too, as
+`samplers.fused` says; else it goes to memory and back each time. That rounds differently.
 """
 
 import copy
@@ -21,22 +21,28 @@ from torch import Tensor, nn
 
 from rmdm.backbone.dit import DiT
 from rmdm.backbone.recording import Recording
+from rmdm.samplers.fused import can_fuse, fused_forward
 from rmdm.samplers.packing import unpacked
 
 PACK_FROM = 8
-"""Positions of a group from which on down a compiled pass reads modulations packed."""
+"""Positions of a group from which on down a fused pass reads modulations packed."""
 
 
 class Trunk:
-    """Hidden states of a backbone whose weights stay where they are; elsewhere than on a GPU it runs as it is."""
+    """Hidden states of a backbone whose weights stay where they are; elsewhere than on a GPU it runs as it is.
 
-    def __init__(self, backbone: DiT, *, compiled: bool = False) -> None:
+    `fused` says whether passes in bf16 are; without it, they are where they can be.
+    """
+
+    def __init__(self, backbone: DiT, *, fused: bool | None = None) -> None:
         self.backbone = backbone
-        self.run = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
+        self.fused = backbone.embed.weight.is_cuda and can_fuse() if fused is None else fused
         self.recordings: dict[Hashable, Recording[Tensor]] = {}
         latent = backbone.latent
         # With few groups the modulations are few, and rounding them buys nothing.
-        self.packs = compiled and latent is not None and PACK_FROM * latent.groups >= backbone.length
+        self.packs = self.fused and latent is not None and PACK_FROM * latent.groups >= backbone.length
+        hidden = int(backbone.config.mlp_ratio * backbone.config.width)
+        self.zero_K = torch.zeros(hidden, device=backbone.embed.weight.device, dtype=torch.bfloat16)
 
     @torch.no_grad()
     def __call__(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None = None) -> Tensor:
@@ -50,17 +56,25 @@ class Trunk:
 
             def run(held: list[Tensor]) -> Tensor:
                 own_six = held[1:after] if six is not None else None
-                return self.run(self.backbone, held[0], own_six, held[after] if t_R is not None else None)
+                return self._run(held[0], own_six, held[after] if t_R is not None else None)
 
             self.recordings[key] = Recording(run, inputs)
         return self.recordings[key].replay(inputs)
 
+    def _run(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> Tensor:
+        in_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        if not (self.fused and in_half):
+            return forward(self.backbone, x_RL, six, t_R)
+        if self.backbone.time is not None and t_R is not None:
+            six = self.backbone.modulations(self.backbone.time(t_R))
+        return fused_forward(self.backbone, x_RL, six, self.zero_K)
+
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
-        """What a recording depends on: shapes, precision, where the weights lie, and whether they are compiled."""
+        """What a recording depends on: shapes, precision, and where the weights lie."""
         shapes = tuple((tuple(each.shape), each.dtype) for each in inputs)
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         places = self.backbone.embed.weight.data_ptr(), self.backbone.norm_scale.data_ptr()
-        return shapes, precision, places, getattr(self.backbone, "_compiled_call_impl", None) is not None
+        return shapes, precision, places
 
 
 def with_half_matrices(backbone: DiT) -> DiT:

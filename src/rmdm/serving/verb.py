@@ -28,7 +28,6 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a request may take (default 120)")
     parser.add_argument("--max-body", type=int, default=1 << 20, help="bytes a request may have (default 1048576)")
     parser.add_argument("--log-texts", action="store_true", help="write prompts and texts into the request log")
-    parser.add_argument("--compile", action="store_true", help="compile the networks (GPU): a slow start, then faster")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
@@ -43,9 +42,6 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.serving.work import Settings
 
     served = open_models(args.models, args.device)
-    if args.compile:
-        for one in served:
-            one.model.compile()
     settings = Settings(args.timeout, args.rows, args.queue, args.max_body, key, args.log_texts)
     app = make_app(served, settings)
     with listen(args.host, args.port) as listener:

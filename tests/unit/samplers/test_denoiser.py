@@ -164,12 +164,12 @@ def test_packed_modulations_are_off_by_half_a_step_of_their_vectors_scale():
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
-def test_a_compiled_pass_reads_them_packed_and_gives_nearly_the_same(latent_model, x_BL, guidance):
+def test_a_fused_pass_reads_them_packed_and_gives_nearly_the_same(latent_model, x_BL, guidance):
     c_BGC, (local_N, place_N), rows_R = condition(latent_model), places(2, 9), torch.tensor([3, 1])
     ask = denoiser.Ask(x_BL[rows_R], rows_R, local_N, place_N)
     makers = [
-        Denoiser(latent_model, c_BGC, guidance, block=4, trunk=Trunk(latent_model, compiled=compiled))
-        for compiled in (False, True)
+        Denoiser(latent_model, c_BGC, guidance, block=4, trunk=Trunk(latent_model, fused=fused))
+        for fused in (False, True)
     ]
     assert [maker.six[0].dtype for maker in makers] == [torch.float32, torch.int8]
     plain, with_packed = (maker.logits(ask.x_RL, rows_R, local_N, place_N) for maker in makers)
@@ -181,6 +181,6 @@ def test_a_compiled_pass_reads_them_packed_and_gives_nearly_the_same(latent_mode
 
 
 def test_few_groups_are_not_packed():
-    assert not Trunk(tiny_backbone(V, 8 * 3, groups=2), compiled=True).packs
-    assert Trunk(tiny_backbone(V, 8 * 2, groups=2), compiled=True).packs
-    assert not Trunk(tiny_backbone(V, L), compiled=True).packs
+    assert not Trunk(tiny_backbone(V, 8 * 3, groups=2), fused=True).packs
+    assert Trunk(tiny_backbone(V, 8 * 2, groups=2), fused=True).packs
+    assert not Trunk(tiny_backbone(V, L), fused=True).packs

@@ -1,0 +1,140 @@
+"""Every kernel against the plain computation, on a CPU through Triton's interpreter or on the GPU there is."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rmdm.backbone.dit import Rotary, rotate
+from rmdm.samplers.categorical import invert, weights
+from rmdm.samplers.packing import packed, unpacked
+from tests.reference.tiny import tiny_backbone
+
+kernels = pytest.importorskip("rmdm.samplers.kernels", reason="needs Triton")
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+R, L, D = 2, 6, 24
+EDGE = 1 - 2**-53
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(HERE)
+
+
+def plain(h_ND, a_ND, own, six, gate, shift, last=None):
+    """What `Block.forward` does, with its casts."""
+    h_BGTD = h_ND.view(R, six.shape[1] if six is not None else 1, -1, D)
+    vectors = own if six is None else own + six[:, :, None]
+    if a_ND is not None:
+        h_BGTD = (h_BGTD + (1 + vectors.unbind(-2)[gate]) * a_ND.view_as(h_BGTD)).to(h_ND.dtype)
+    normed = F.layer_norm(h_BGTD.float(), (D,))
+    chosen = vectors.unbind(-2)
+    m = normed * last if last is not None else normed * (1 + chosen[shift + 1]) + chosen[shift]
+    return h_BGTD.reshape(-1, D), m.to(h_ND.dtype).reshape(-1, D)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4])
+@pytest.mark.parametrize("kind", ["none", "one row", "groups", "packed"])
+@pytest.mark.parametrize("part", ["first", "inner", "last"])
+def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, monkeypatch):
+    monkeypatch.setattr(kernels, "NORM_ROWS", rows_at_once)
+    h_ND, a_ND = normal(R * L, D).bfloat16(), normal(R * L, D, seed=1).bfloat16()
+    own, six, unit = normal(6, D, seed=2), None, None
+    if kind != "none":
+        six = normal(1 if kind == "one row" else R, 3, 6, D, seed=3)
+    whole = six
+    if kind == "packed":
+        six, unit = packed([six])
+        whole = unpacked([six, unit])[0]
+    vectors, scale_D = kernels.Modulation(own, six, unit), normal(D, seed=4)
+    if part == "first":
+        expected = plain(h_ND, None, own, whole, 0, 0)
+        found = kernels.residual_norm(h_ND, L, None, None, 0, vectors, shift=0)
+    elif part == "inner":
+        expected = plain(h_ND, a_ND, own, whole, 2, 3)
+        found = kernels.residual_norm(h_ND, L, a_ND, vectors, 2, vectors, shift=3)
+    else:
+        expected = plain(h_ND, a_ND, own, whole, 5, 0, scale_D)
+        found = kernels.residual_norm(h_ND, L, a_ND, vectors, 5, scale_D)
+    torch.testing.assert_close(h_ND, expected[0], atol=0.008, rtol=0.008)  # one unit in the last place of bf16
+    torch.testing.assert_close(found, expected[1], atol=0.03, rtol=0.01)
+
+
+def test_residual_norm_takes_the_next_blocks_vectors_for_the_norm():
+    h_ND, a_ND = normal(R * L, D).bfloat16(), normal(R * L, D, seed=1).bfloat16()
+    this, following = normal(6, D, seed=2), normal(6, D, seed=5)
+    six, other = normal(R, L, 6, D, seed=3), normal(R, L, 6, D, seed=6)
+    (h, _), want = plain(h_ND, a_ND, this, six, 5, 0), None
+    want = plain(h, None, following, other, 0, 0)[1]
+    found = kernels.residual_norm(
+        h_ND, L, a_ND, kernels.Modulation(this, six), 5, kernels.Modulation(following, other), shift=0
+    )
+    torch.testing.assert_close(found, want, atol=0.03, rtol=0.01)
+
+
+@pytest.mark.parametrize("heads, head_dim", [(3, 8), (4, 12)])
+def test_rotate_turns_queries_and_keys_and_leaves_values(heads, head_dim):
+    width = heads * head_dim
+    cos, sin = (each.to(HERE) for each in Rotary(head_dim, L)(0, L))
+    x_NK = normal(R * L, 3 * width).bfloat16()
+    q, k, v = x_NK.clone().view(R, L, 3, heads, head_dim).unbind(2)
+    kernels.rotate_(x_NK, 2 * heads, cos, sin)
+    found = x_NK.view(R, L, 3, heads, head_dim).unbind(2)
+    for each, expected in zip(found, (rotate(q, cos, sin), rotate(k, cos, sin), v), strict=True):
+        torch.testing.assert_close(each, expected, atol=0.008, rtol=0.008)
+    assert torch.equal(found[2], v)
+
+
+@pytest.mark.parametrize("vocab", [7, 256, 1500])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 1e-9])
+def test_draws_are_those_of_the_cumulative_distribution(vocab, temperature):
+    logits_NV = 3 * normal(40, vocab + 5)[:, :vocab]
+    logits_NV[3, : vocab - 2] = -torch.inf
+    logits_NV[4, 1:] = -torch.inf
+    uniform_N = torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(HERE)
+    uniform_N[:2], uniform_N[2:6] = 0.0, EDGE
+    found = kernels.draw(logits_NV, uniform_N, temperature)
+    assert torch.equal(found, invert(weights(logits_NV, temperature), uniform_N))
+    assert len(found.unique()) > 5 or vocab < 20
+    assert (logits_NV.gather(1, found[:, None]) > -torch.inf).all()
+
+
+def test_a_draw_is_exact_where_float32_would_not_be():
+    # The tail has less mass than float32 can tell from 1: a uniform number within it must find it.
+    logits_NV = torch.full((2, 600), -30.0, device=HERE)
+    logits_NV[:, 0] = 0.0
+    uniform_N = torch.tensor([0.5, 1 - 1e-12], dtype=torch.float64, device=HERE)
+    found = kernels.draw(logits_NV, uniform_N, 1.0).tolist()
+    assert found[0] == 0 and found[1] > 0
+    assert found == invert(weights(logits_NV), uniform_N).tolist()
+
+
+def test_no_rows_draw_nothing():
+    assert kernels.draw(torch.empty(0, 10, device=HERE), torch.empty(0, dtype=torch.float64, device=HERE), 1.0).shape == (0,)
+
+
+def test_pack_is_packed():
+    six = normal(R, L, 6, D) * 5
+    six[0, 0, 0] = 0.0
+    numbers, units = kernels.pack(six.bfloat16())
+    expected = [each.to(HERE) for each in packed([six.bfloat16().cpu()])]
+    assert (numbers.int() - expected[0].int()).abs().max() <= 1  # halves may be rounded to either side
+    assert (numbers != expected[0]).float().mean() < 0.01
+    torch.testing.assert_close(units, expected[1])
+
+
+@pytest.mark.parametrize("kind", [{}, {"groups": 2}, {"groups": 8}], ids=["plain", "groups", "a latent a token"])
+@torch.no_grad()
+def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind):
+    from rmdm.samplers.fused import fused_forward
+
+    model = tiny_backbone(50, 8, **kind).to(HERE)
+    x_RL = torch.randint(51, (3, 8), generator=torch.Generator().manual_seed(0)).to(HERE)
+    six = model.modulations(model.latent(normal(3, kind["groups"], 3))) if kind else None
+    exact = model(x_RL, six=six)
+    with torch.autocast(HERE, dtype=torch.bfloat16):
+        half = model(x_RL, six=six)
+        zero_K = torch.zeros(64, dtype=torch.bfloat16, device=HERE)
+        fused = fused_forward(model, x_RL, six, zero_K)
+    error, usual = ((each.float() - exact).square().mean().sqrt() for each in (fused, half))
+    assert error < 2 * usual
+    assert error < 0.05 * exact.std()
+    assert not torch.equal(fused, half)
