@@ -94,6 +94,8 @@ def test_fused_samplers_follow_the_enumerated_law():
         with autocast(torch.device("cuda")):
             denoiser = Denoiser(model, block=2048, trunk=trunk)
             texts = sample(denoiser, x_BL, row_keys(len(counts), range(rows)), SampleSettings("ancestral", steps=3))
-        counts.append(torch.bincount((texts * torch.tensor([27, 9, 3, 1]).cuda()).sum(dim=1), minlength=81).cpu().numpy())
+        counts.append(
+            torch.bincount((texts * torch.tensor([27, 9, 3, 1]).cuda()).sum(dim=1), minlength=81).cpu().numpy()
+        )
     seen = (counts[0] + counts[1]) > 20
     assert chi2_contingency(np.array(counts)[:, seen]).pvalue > 0.001

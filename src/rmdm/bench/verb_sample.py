@@ -87,15 +87,11 @@ def run_size(
     from rmdm.bench.sample_sizes import bench_sizes, latency_of_size, ratios, render
 
     machine = measured_machine(args, show)
-    rows = bench_sizes(
-        size, machine, processes, arms, steps, batch, repeats, first, show, profile=profile
-    )
+    rows = bench_sizes(size, machine, processes, arms, steps, batch, repeats, first, show, profile=profile)
     compared = ratios(rows)
     show(render(rows, compared))
     outcome: Outcome = {"machine": machine.facts, "bench": rows, "ratios": compared}
     if args.latency:
-        outcome["latency"] = latency_of_size(
-            size, machine.device, processes, steps, requests, show
-        )
+        outcome["latency"] = latency_of_size(size, machine.device, processes, steps, requests, show)
         show(render_latency(outcome["latency"]))
     return outcome

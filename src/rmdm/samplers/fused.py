@@ -32,7 +32,9 @@ def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, zer
     packed = six is not None and len(six) > count
     vectors = [
         Modulation(
-            block.modulation, six[k] if six is not None else None, six[count + k] if six is not None and packed else None
+            block.modulation,
+            six[k] if six is not None else None,
+            six[count + k] if six is not None and packed else None,
         )
         for k, block in enumerate(blocks)
     ]

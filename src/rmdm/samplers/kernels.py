@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NORM_ROWS, NORM_WARPS = 1, 4
+NORM_TILE = {"none": (4096, 4), "float": (4096, 8), "packed": (2048, 8)}
+"""Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768. Packed ones take eight a
+thread, as many as threads hold of bf16: else bytes are dealt out otherwise and have to change places."""
 ROTATE_ROWS, ROTATE_WARPS = 2, 4
-"""Positions that one program takes, and its warps: the fastest of those tried on an H200 at widths 384 and 768."""
+"""Positions that one program turns, and its warps."""
 RUN = 256
 """Tokens whose probabilities are added up together."""
 RUNS = 4
@@ -23,16 +25,31 @@ LEAST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _vectors(own, six, unit, row_R, which, column_C, seen_RC, D, SIX: tl.constexpr):
-    """Vector `which` of a block's six at some rows: its own, and what the condition of the row's group adds."""
-    vector_RC = tl.load(own + which * D + column_C, mask=column_C < D, other=0.0)[None, :].to(tl.float32)
-    if SIX != "none":
-        place_R = row_R * 6 + which
-        added_RC = tl.load(six + place_R[:, None] * D + column_C[None, :], mask=seen_RC, other=0).to(tl.float32)
-        if SIX == "packed":
-            added_RC *= tl.load(unit + place_R)[:, None]
-        vector_RC = vector_RC + added_RC
-    return vector_RC
+def _stored(six, row_R, which, column_C, seen_RC, D, SIX: tl.constexpr):
+    """What the condition of some rows' groups adds to vector `which` of a block's six, as it is stored."""
+    if SIX == "none":
+        return 0.0
+    else:
+        return tl.load(six + (row_R * 6 + which)[:, None] * D + column_C[None, :], mask=seen_RC, other=0)
+
+
+@triton.jit
+def _units(unit, row_R, which, SIX: tl.constexpr):
+    """What a step of those is worth."""
+    if SIX == "packed":
+        return tl.load(unit + row_R * 6 + which)[:, None]
+    else:
+        return 1.0
+
+
+@triton.jit
+def _vector(own, which, column_C, D, stored_RC, unit_R1, SIX: tl.constexpr):
+    """Vector `which` of a block's six at some rows: its own, and what the condition adds."""
+    own_C = tl.load(own + which * D + column_C, mask=column_C < D, other=0.0)[None, :].to(tl.float32)
+    if SIX == "none":
+        return own_C
+    else:
+        return own_C + stored_RC.to(tl.float32) * unit_R1
 
 
 @triton.jit(do_not_specialize=["gate", "shift"])
@@ -47,10 +64,18 @@ def _residual_norm(
     seen_RC = is_row_R[:, None] & (column_C < D)[None, :]
     place_RC = position_R[:, None] * D + column_C[None, :]
     row_R = tl.where(is_row_R, (position_R // L) * row_step + (position_R % L) // group, 0)
+    # All that comes from far is asked for first, so that it is on its way at the same time.
     h_RC = tl.load(h + place_RC, mask=seen_RC, other=0.0).to(tl.float32)
     if ADDS:
-        gate_RC = 1 + _vectors(gate_own, gate_six, gate_unit, row_R, gate, column_C, seen_RC, D, SIX)
-        sum_RC = h_RC + gate_RC * tl.load(a + place_RC, mask=seen_RC, other=0.0).to(tl.float32)
+        a_RC = tl.load(a + place_RC, mask=seen_RC, other=0.0).to(tl.float32)
+        gates_RC = _stored(gate_six, row_R, gate, column_C, seen_RC, D, SIX)
+        gate_unit_R1 = _units(gate_unit, row_R, gate, SIX)
+    if not LAST:
+        scales_RC = _stored(norm_six, row_R, shift + 1, column_C, seen_RC, D, SIX)
+        shifts_RC = _stored(norm_six, row_R, shift, column_C, seen_RC, D, SIX)
+        scale_unit_R1, shift_unit_R1 = _units(norm_unit, row_R, shift + 1, SIX), _units(norm_unit, row_R, shift, SIX)
+    if ADDS:
+        sum_RC = h_RC + (1 + _vector(gate_own, gate, column_C, D, gates_RC, gate_unit_R1, SIX)) * a_RC
         rounded_RC = sum_RC.to(h.dtype.element_ty)
         tl.store(h + place_RC, rounded_RC, mask=seen_RC)
         h_RC = rounded_RC.to(tl.float32)
@@ -59,9 +84,8 @@ def _residual_norm(
     if LAST:
         m_RC = normed_RC * tl.load(norm_own + column_C, mask=column_C < D, other=0.0)[None, :].to(tl.float32)
     else:
-        scale_RC = 1 + _vectors(norm_own, norm_six, norm_unit, row_R, shift + 1, column_C, seen_RC, D, SIX)
-        shift_RC = _vectors(norm_own, norm_six, norm_unit, row_R, shift, column_C, seen_RC, D, SIX)
-        m_RC = normed_RC * scale_RC + shift_RC
+        scale_RC = 1 + _vector(norm_own, shift + 1, column_C, D, scales_RC, scale_unit_R1, SIX)
+        m_RC = normed_RC * scale_RC + _vector(norm_own, shift, column_C, D, shifts_RC, shift_unit_R1, SIX)
     tl.store(m + place_RC, m_RC.to(m.dtype.element_ty), mask=seen_RC)
 
 
@@ -99,12 +123,13 @@ def residual_norm(
     last = isinstance(norms, Tensor)
     normal = Modulation(norms) if isinstance(norms, Tensor) else norms
     first = gates if gates is not None else normal
-    m_ND = torch.empty_like(h_ND)
-    _residual_norm[(triton.cdiv(N, NORM_ROWS),)](
+    m_ND, kind, block = torch.empty_like(h_ND), (first if last else normal).kind, triton.next_power_of_2(D)
+    numbers, warps = NORM_TILE[kind]
+    rows = max(1, numbers // block)
+    _residual_norm[(triton.cdiv(N, rows),)](
         h_ND, a_ND if a_ND is not None else h_ND, m_ND, *first.operands(), gate, *normal.operands(), shift,
         N, length, group, row_step, D, eps,
-        ADDS=a_ND is not None, LAST=last, SIX=(first if last else normal).kind, ROWS=NORM_ROWS,
-        BLOCK=triton.next_power_of_2(D), num_warps=NORM_WARPS,
+        ADDS=a_ND is not None, LAST=last, SIX=kind, ROWS=rows, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return m_ND
 
@@ -152,12 +177,14 @@ def _add_up_runs(
 
 
 @triton.jit
-def _place(cdf, u, index, LAST):
-    """Number of the interval that holds u, but none past the last with any probability; and where it begins."""
-    total = tl.sum(tl.where(index == LAST, cdf, 0.0))
-    place = tl.minimum(tl.sum((cdf <= u).to(tl.int32)), tl.sum((cdf < total).to(tl.int32)))
-    place = tl.minimum(place, LAST)
-    return place, tl.sum(tl.where(index == place - 1, cdf, 0.0))
+def _place(weight, cdf, u, index, BLOCK: tl.constexpr):
+    """Number of the interval that holds u, and where it begins.
+
+    A parallel sum may round either way, so an interval without weight may look as if it had some: it is never chosen.
+    """
+    place = tl.min(tl.where((weight > 0) & (cdf > u), index, BLOCK), axis=0)
+    place = tl.minimum(place, tl.max(tl.where(weight > 0, index, 0), axis=0))
+    return place, tl.sum(tl.where(index == place - 1, cdf, 0.0), axis=0)
 
 
 @triton.jit
@@ -169,13 +196,14 @@ def _choose(
     top_C = tl.load(top + n * C + run_C, mask=run_C < C, other=LEAST)
     mass_C = tl.load(mass + n * C + run_C, mask=run_C < C, other=0.0)
     most = tl.max(top_C, axis=0)
-    cdf_C = tl.cumsum(tl.where(mass_C > 0, mass_C * tl.exp((top_C - most) / warmth), 0.0), axis=0)
-    u = tl.load(uniform + n) * tl.sum(tl.where(run_C == C - 1, cdf_C, 0.0))
-    run, before = _place(cdf_C, u, run_C, C - 1)
+    mass_C = tl.where(mass_C > 0, mass_C * tl.exp((top_C - most) / warmth), 0.0)
+    cdf_C = tl.cumsum(mass_C, axis=0)
+    u = tl.load(uniform + n) * tl.sum(tl.where(run_C == C - 1, cdf_C, 0.0), axis=0)
+    run, before = _place(mass_C, cdf_C, u, run_C, BLOCK)
     id_T = run * RUN + token_T
     logit_T = tl.load(logits + n.to(tl.int64) * stride + id_T, mask=id_T < V, other=-float("inf")).to(tl.float64)
-    cdf_T = tl.cumsum(tl.exp((logit_T - most) / warmth), axis=0)
-    place, _ = _place(cdf_T, u - before, token_T, RUN - 1)
+    weight_T = tl.exp((logit_T - most) / warmth)
+    place, _ = _place(weight_T, tl.cumsum(weight_T, axis=0), u - before, token_T, RUN)
     tl.store(token + n, (run * RUN + place).to(tl.int64))
 
 
