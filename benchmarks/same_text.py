@@ -1,9 +1,10 @@
-"""How often a request's text depends on what runs beside it: alone against in a batch of 64, fused against not.
+"""How often a request's text depends on what runs beside it: alone against in a batch of 64.
 
     python benchmarks/same_text.py RUN... [--requests 3072] [--steps 8] [--samplers ancestral,balanced] [--loose]
 
 The texts are those of `rmdm sample`: every request has its own seed and asks for one text. Every sampler that fits a
-model is tried, or those named; with `--loose` on a GPU also without the fixed shapes that the package has there.
+model is tried, or those named; with `--loose` on a GPU also without the fixed shapes that the package has there. Last, the
+model's own sampler with another pass: on a GPU the one that is not fused, elsewhere the same under `torch.compile`.
 """
 
 import argparse
@@ -86,11 +87,14 @@ def main() -> None:
         model = load_model(run, find_device("auto"))
         for sampler in args.samplers.split(",") if args.samplers else fitting_samplers(model.backbone)[0]:
             measure(model, sampler, args.steps, args.requests, loose=args.loose)
+        own = own_settings(model.backbone, model.config.sample).sampler
+        usual = texts(model, own, args.steps, args.requests, TOGETHER)
         if model.device.type == "cuda":
-            own = own_settings(model.backbone, model.config.sample).sampler
-            fused = texts(model, own, args.steps, args.requests, TOGETHER)
             model.__dict__["trunk"] = Trunk(model.trunk.backbone, fused=False)
-            compare(f"{own}, fused against not", fused, texts(model, own, args.steps, args.requests, TOGETHER))
+        else:
+            model.backbone.compile()
+        name = "fused against not" if model.device.type == "cuda" else "plain against under torch.compile"
+        compare(f"{own}, {name}", usual, texts(model, own, args.steps, args.requests, TOGETHER))
 
 
 if __name__ == "__main__":

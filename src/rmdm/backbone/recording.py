@@ -14,7 +14,10 @@ WARM_UP = 2
 
 
 class Held:
-    """Tensors in places of their own, which take the values of others; what has not changed is not copied again."""
+    """Tensors in places of their own, which take the values of others; what has not changed is not copied again.
+
+    There may be room for more rows than are taken.
+    """
 
     def __init__(self, values: Sequence[Tensor]) -> None:
         self.tensors = [each.clone() for each in values]
@@ -25,7 +28,7 @@ class Held:
         new = [k for k, each in enumerate(values) if not self._has(k, each)]
         if not new:
             return
-        torch._foreach_copy_([self.tensors[k] for k in new], [values[k] for k in new])
+        torch._foreach_copy_([self.tensors[k][: len(values[k])] for k in new], [values[k] for k in new])
         for k in new:
             self.copied[k] = weakref.ref(values[k]), values[k]._version
 

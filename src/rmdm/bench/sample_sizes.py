@@ -52,6 +52,7 @@ def bench_sizes(
                     continue
                 finally:
                     release(machine.device)
+                show(f"bench: {arm}, {process}, {count} steps: {measured['tokens_per_s']:,.0f} tokens/s")
                 floor = request(size, process, batch, count, dtype(machine.device).itemsize)
                 figures = floor.figures(machine, measured["seconds"])
                 rows.append(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from rmdm.errors import DataError
 from rmdm.samplers.categorical import draw_categorical, probabilities
 from rmdm.samplers.packing import packed
 from rmdm.samplers.settings import SampleSettings
-from rmdm.samplers.trunk import Trunk, forward
+from rmdm.samplers.trunk import Trunk, forward, of_rows
 
 Callback = Callable[[int, Tensor], None]
 """Sees the number of the step that has just been made, and the rows themselves: copy what is to be kept."""
@@ -95,9 +94,10 @@ class Denoiser:
     @torch.no_grad()
     def hidden(self, ask: Ask) -> "Hidden":
         """What the head makes the logits of."""
-        h_RLD = self._run(ask.x_RL, self._of_rows(ask.rows_R), ask.t_R)
-        h_ND = h_RLD[ask.local_N, ask.place_N]
-        null_ND = self._run(ask.x_RL, self.null, ask.t_R)[ask.local_N, ask.place_N] if self.guided else None
+        h_ND = self._run(ask.x_RL, self.six, ask.rows_R, ask.t_R)[ask.local_N, ask.place_N]
+        null_ND = None
+        if self.guided:
+            null_ND = self._run(ask.x_RL, self.null, None, ask.t_R)[ask.local_N, ask.place_N]
         return self._hidden(ask, h_ND, null_ND)
 
     def _hidden(self, ask: Ask, h_ND: Tensor, null_ND: Tensor | None) -> "Hidden":
@@ -112,30 +112,22 @@ class Denoiser:
         parts = [self.backbone.modulations(c_BGC[of]) for of in filled(len(c_BGC), self.block, self.device)]
         return [torch.cat(each)[: len(c_BGC)] for each in zip(*parts, strict=True)]
 
-    def _run(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
-        """Hidden states (R, L, D)."""
-        if self.block is None:
-            return forward(self.backbone, x_RL, six, t_R)
-        # Modulations of single positions are the bulk of what a pass reads, so rows that fill a block stay as they are.
-        if len(x_RL) == self.block:
-            return self._pass(x_RL, six, t_R)
+    def _run(self, x_RL: Tensor, six: list[Tensor] | None, rows_R: Tensor | None, t_R: Tensor | None) -> Tensor:
+        """Hidden states (R, L, D) of rows numbered `rows_R` among those of `six`."""
+        if self.block is None or len(x_RL) == self.block:
+            return self._pass(x_RL, six, rows_R, t_R)
         parts = []
         for of in filled(len(x_RL), self.block, self.device):
-            some = [each[of] if len(each) > 1 else each for each in six] if six is not None else None
-            h_RLD = self._pass(x_RL[of], some, t_R[of] if t_R is not None else None)
+            of_rows = rows_R[of] if rows_R is not None else of
+            h_RLD = self._pass(x_RL[of], six, of_rows, t_R[of] if t_R is not None else None)
             parts.append(h_RLD.clone() if len(x_RL) > self.block else h_RLD)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _pass(self, x_RL: Tensor, six: list[Tensor] | None, t_R: Tensor | None) -> Tensor:
+    def _pass(self, x_RL: Tensor, six: list[Tensor] | None, rows_R: Tensor | None, t_R: Tensor | None) -> Tensor:
         """The network on one block; what a recording returns holds until its next pass."""
-        run = self.trunk if self.trunk is not None else partial(forward, self.backbone)
-        return run(x_RL, six, t_R)
-
-    def _of_rows(self, rows_R: Tensor | None) -> list[Tensor] | None:
-        """The modulations of some rows; those of a single row hold for all."""
-        if self.six is None or rows_R is None or len(self.six[0]) == 1:
-            return self.six
-        return [each[rows_R] for each in self.six]
+        if self.trunk is not None:
+            return self.trunk(x_RL, six, rows_R, t_R)
+        return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
 
 
 @torch.no_grad()
@@ -143,7 +135,7 @@ def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
     """The answers to what several samplers ask of one network, each with its own condition, from one run of it."""
     first = asks[0][0]
     # A guided row runs twice: with its latent, and further down without.
-    runs = [(maker, ask, maker._of_rows(ask.rows_R)) for maker, ask in asks]
+    runs = [(maker, ask, of_rows(maker.six, ask.rows_R)) for maker, ask in asks]
     runs += [(maker, ask, maker.null) for maker, ask in asks if maker.guided]
     x_RL = torch.cat([ask.x_RL for _, ask, _ in runs])
     t_R = torch.cat([ask.t_R for _, ask, _ in runs if ask.t_R is not None]) if asks[0][1].t_R is not None else None
@@ -155,7 +147,7 @@ def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
         wide = [[part.expand(len(ask.x_RL), groups, -1, -1) for part in own or []] for _, ask, own in runs]
         six = first.six if shared else [torch.cat(parts) for parts in zip(*wide, strict=True)]
     ends = np.cumsum([len(ask.x_RL) for _, ask, _ in runs])
-    h_RLD = first._run(x_RL, six, t_R)
+    h_RLD = first._run(x_RL, six, None, t_R)
     found = [h_RLD[end - len(ask.x_RL) + ask.local_N, ask.place_N] for (_, ask, _), end in zip(runs, ends, strict=True)]
     nulls = iter(found[len(asks) :])
     return [

@@ -1,8 +1,8 @@
 """A pass of the network for writing in bf16, with what lies between the matrix products fused.
 
 For each block: four products, attention, one kernel that turns queries and keys, and two that add to the residual
-stream, normalise and modulate. The GELU goes with the product before it, which knows only its tanh form; that is off
-by at most 0.0005, about what bf16 rounds a number of 0.12 by. All else is computed as `Block.forward` does, in the same precision.
+stream, normalise and modulate. The GELU goes with the product before it, which knows only its tanh form: off by at most
+0.0005, about what bf16 rounds a number of 0.12 by. All else is computed as `Block.forward` does, in the same precision.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,11 @@ def can_fuse() -> bool:
 
 
 @torch.no_grad()
-def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, zero_K: Tensor) -> Tensor:
-    """Hidden states (R, L, D) of rows under the modulations `six`, packed or not; `zero_K` is the hidden layers' bias."""
+def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, zero_K: Tensor) -> Tensor:
+    """Hidden states (R, L, D) of rows, row r under the modulations of row `rows_R[r]` of `six`, packed or not.
+
+    `zero_K` is the bias of the hidden layers.
+    """
     from rmdm.samplers.kernels import Modulation, residual_norm, rotate_
 
     (R, L), blocks = x_RL.shape, [block for block in backbone.blocks if isinstance(block, Block)]
@@ -43,16 +46,16 @@ def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, zer
     if backbone.places is not None:
         h_BLD = h_BLD + backbone.places[:L]
     h_ND = h_BLD.to(torch.bfloat16).view(R * L, -1)
-    m_ND = residual_norm(h_ND, L, None, None, 0, vectors[0], shift=0)
+    m_ND = residual_norm(h_ND, rows_R, None, None, 0, vectors[0], shift=0)
     for k, block in enumerate(blocks):
         qkv_NK = F.linear(m_ND, block.qkv.weight.to(m_ND.dtype))
         rotate_(qkv_NK, 2 * block.heads, cos, sin)
         q, k_, v = qkv_NK.view(R, L, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
         a_BHLE = F.scaled_dot_product_attention(q, k_, v)
         a_ND = F.linear(a_BHLE.transpose(1, 2).reshape(R * L, -1), block.out.weight.to(m_ND.dtype))
-        m_ND = residual_norm(h_ND, L, a_ND, vectors[k], 2, vectors[k], shift=3)
+        m_ND = residual_norm(h_ND, rows_R, a_ND, vectors[k], 2, vectors[k], shift=3)
         u_NK = torch._addmm_activation(zero_K, m_ND, block.up.weight.to(m_ND.dtype).T, use_gelu=True)
         d_ND = F.linear(u_NK, block.down.weight.to(m_ND.dtype))
         after = vectors[k + 1] if k + 1 < count else backbone.norm_scale
-        m_ND = residual_norm(h_ND, L, d_ND, vectors[k], 5, after, shift=0)
+        m_ND = residual_norm(h_ND, rows_R, d_ND, vectors[k], 5, after, shift=0)
     return m_ND.view(R, L, -1)

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 NORM_TILE = {"none": (4096, 4), "float": (4096, 8), "packed": (2048, 8)}
-"""Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768. Packed ones take eight a
-thread, as many as threads hold of bf16: else bytes are dealt out otherwise and have to change places."""
+"""Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768. Packed, eight a
+thread, as many as it reads of bf16 at once: else bytes are dealt out otherwise and have to change places."""
 ROTATE_ROWS, ROTATE_WARPS = 2, 4
 """Positions that one program turns, and its warps."""
 RUN = 256
@@ -27,10 +27,14 @@ LEAST = tl.constexpr(-1e30)
 @triton.jit
 def _stored(six, row_R, which, column_C, seen_RC, D, SIX: tl.constexpr):
     """What the condition of some rows' groups adds to vector `which` of a block's six, as it is stored."""
+    place_RC = (row_R * 6 + which)[:, None].to(tl.int64) * D + column_C[None, :]
     if SIX == "none":
         return 0.0
+    elif SIX == "packed":
+        # These are read once, and should not drive from the cache what is read again soon.
+        return tl.load(six + place_RC, mask=seen_RC, other=0, eviction_policy="evict_first")
     else:
-        return tl.load(six + (row_R * 6 + which)[:, None] * D + column_C[None, :], mask=seen_RC, other=0)
+        return tl.load(six + place_RC, mask=seen_RC, other=0)
 
 
 @triton.jit
@@ -55,7 +59,7 @@ def _vector(own, which, column_C, D, stored_RC, unit_R1, SIX: tl.constexpr):
 @triton.jit(do_not_specialize=["gate", "shift"])
 def _residual_norm(
     h, a, m, gate_own, gate_six, gate_unit, gate, norm_own, norm_six, norm_unit, shift,
-    N, L, group, row_step, D, eps,
+    rows, N, L, group, row_step, D, eps,
     ADDS: tl.constexpr, LAST: tl.constexpr, SIX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     position_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -63,7 +67,9 @@ def _residual_norm(
     is_row_R = position_R < N
     seen_RC = is_row_R[:, None] & (column_C < D)[None, :]
     place_RC = position_R[:, None] * D + column_C[None, :]
-    row_R = tl.where(is_row_R, (position_R // L) * row_step + (position_R % L) // group, 0)
+    row_R = (position_R % L) // group
+    if SIX != "none":
+        row_R += tl.load(rows + position_R // L, mask=is_row_R, other=0).to(tl.int32) * row_step
     # All that comes from far is asked for first, so that it is on its way at the same time.
     h_RC = tl.load(h + place_RC, mask=seen_RC, other=0.0).to(tl.float32)
     if ADDS:
@@ -110,14 +116,15 @@ class Modulation:
 
 
 def residual_norm(
-    h_ND: Tensor, length: int, a_ND: Tensor | None, gates: Modulation | None, gate: int, norms: Modulation | Tensor,
+    h_ND: Tensor, rows_R: Tensor, a_ND: Tensor | None, gates: Modulation | None, gate: int, norms: Modulation | Tensor,
     shift: int = 0, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """h += (1 + gate) a in place, then (1 + scale) LN(h) + shift; with a bare vector for `norms`, that times LN(h).
 
-    `gate` and `shift` number the vectors among a block's six; scale comes after shift. Rows are `length` positions.
+    `gate` and `shift` number the vectors among a block's six; scale comes after shift. The positions are those of R
+    rows, one after another; row r has the modulations of row `rows_R[r]`, or of the only one there is.
     """
-    N, D = h_ND.shape
+    (N, D), length = h_ND.shape, len(h_ND) // len(rows_R)
     six = next((each.six for each in (gates, norms) if isinstance(each, Modulation) and each.six is not None), None)
     group, row_step = (length // six.shape[1], six.shape[1] if len(six) > 1 else 0) if six is not None else (1, 0)
     last = isinstance(norms, Tensor)
@@ -128,7 +135,7 @@ def residual_norm(
     rows = max(1, numbers // block)
     _residual_norm[(triton.cdiv(N, rows),)](
         h_ND, a_ND if a_ND is not None else h_ND, m_ND, *first.operands(), gate, *normal.operands(), shift,
-        N, length, group, row_step, D, eps,
+        rows_R, N, length, group, row_step, D, eps,
         ADDS=a_ND is not None, LAST=last, SIX=kind, ROWS=rows, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return m_ND

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from rmdm.backbone.dit import DiT
-from rmdm.backbone.recording import Recording
+from rmdm.backbone.recording import Held, Recording
 from rmdm.samplers.fused import can_fuse, fused_forward
 from rmdm.samplers.packing import unpacked
 
+LEAST_ROOM = 8
+"""Rows of modulations there is room for from the start."""
 PACK_FROM = 8
 """Positions of a group from which on down a fused pass reads modulations packed."""
 
@@ -38,6 +40,7 @@ class Trunk:
         self.backbone = backbone
         self.fused = backbone.embed.weight.is_cuda and can_fuse() if fused is None else fused
         self.recordings: dict[Hashable, Recording[Tensor]] = {}
+        self.kept: dict[Hashable, Held] = {}
         latent = backbone.latent
         # With few groups the modulations are few, and rounding them buys nothing.
         self.packs = self.fused and latent is not None and PACK_FROM * latent.groups >= backbone.length
@@ -45,29 +48,48 @@ class Trunk:
         self.zero_K = torch.zeros(hidden, device=backbone.embed.weight.device, dtype=torch.bfloat16)
 
     @torch.no_grad()
-    def __call__(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None = None) -> Tensor:
-        """Hidden states (R, L, D) of rows under their modulations `six`, or at their times `t_R`."""
-        inputs = [x_RL, *(six or ()), *((t_R,) if t_R is not None else ())]
+    def __call__(
+        self, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor | None = None, t_R: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states (R, L, D) of rows at their times `t_R`, or under modulations: row r has those of `rows_R[r]`.
+
+        Without `rows_R` it has those of row r; modulations of a single row hold for all.
+        """
         if not x_RL.is_cuda:
-            return forward(self.backbone, x_RL, six, t_R)
-        key = self._key(inputs)
+            return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
+        kept = self._keep(six) if six is not None else None
+        if rows_R is None:
+            rows_R = torch.arange(len(x_RL), device=x_RL.device)
+        inputs = [x_RL, rows_R, *((t_R,) if t_R is not None else ())]
+        key = self._key([*inputs, *(kept or ())])
         if key not in self.recordings:
-            after = 1 + len(six or ())
 
             def run(held: list[Tensor]) -> Tensor:
-                own_six = held[1:after] if six is not None else None
-                return self._run(held[0], own_six, held[after] if t_R is not None else None)
+                return self._run(held[0], kept, held[1], held[2] if t_R is not None else None)
 
             self.recordings[key] = Recording(run, inputs)
         return self.recordings[key].replay(inputs)
 
-    def _run(self, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> Tensor:
+    def _keep(self, six: Sequence[Tensor]) -> list[Tensor]:
+        """The modulations of a batch in a place of their own, where every pass finds them: they are copied once."""
+        count, kind = len(six[0]), tuple((each.shape[1:], each.dtype) for each in six)
+        single = count == 1
+        held = self.kept.get((kind, single))
+        if held is None or len(held.tensors[0]) < count:
+            room = 1 if single else max(LEAST_ROOM, 2 ** (count - 1).bit_length())
+            if held is not None:
+                self.recordings.clear()  # some of them read the old place
+            held = self.kept[kind, single] = Held([each.new_zeros(room, *each.shape[1:]) for each in six])
+        held.take(six)
+        return held.tensors
+
+    def _run(self, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, t_R: Tensor | None) -> Tensor:
         in_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
         if not (self.fused and in_half):
-            return forward(self.backbone, x_RL, six, t_R)
+            return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
         if self.backbone.time is not None and t_R is not None:
             six = self.backbone.modulations(self.backbone.time(t_R))
-        return fused_forward(self.backbone, x_RL, six, self.zero_K)
+        return fused_forward(self.backbone, x_RL, six, rows_R, self.zero_K)
 
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
         """What a recording depends on: shapes, precision, and where the weights lie."""
@@ -75,6 +97,13 @@ class Trunk:
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         places = self.backbone.embed.weight.data_ptr(), self.backbone.norm_scale.data_ptr()
         return shapes, precision, places
+
+
+def of_rows(six: Sequence[Tensor] | None, rows_R: Tensor | None) -> list[Tensor] | None:
+    """The modulations of some rows; those of a single row hold for all."""
+    if six is None:
+        return None
+    return [each if rows_R is None or len(each) == 1 else each[rows_R] for each in six]
 
 
 def with_half_matrices(backbone: DiT) -> DiT:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rmdm.bench import counts
-from rmdm.bench.machine import copy_rate, matmul_rate, memory, spoken
+from rmdm.bench.machine import copy_rate, matmul_rates, memory, spoken
 from rmdm.bench.sizes import ENCODER_SIZES, FLOW_SIZES
 from rmdm.cli import main
 
@@ -102,8 +102,21 @@ def test_the_machine_is_measured_in_operations_and_bytes(monkeypatch):
 
     monkeypatch.setattr(machine, "timed", lambda device, work: (work(), 0.5)[1])
     cpu = torch.device("cpu")
-    assert matmul_rate(cpu, 8) == 2 * 8**3 / 0.5
+    assert matmul_rates(cpu, 8) == (2 * 8**3 / 0.5, 2 * 8**3 / 0.5)
     assert copy_rate(cpu, 1000) == 2 * 1000 / 0.5
+
+
+def test_the_matmul_rate_is_the_one_once_the_clocks_have_settled(monkeypatch):
+    import torch
+
+    from rmdm.bench import machine
+
+    clock, seconds = iter([0.0, 0.4, 0.9, 1.6]), iter([0.1, 0.15, 0.2])
+    monkeypatch.setattr(machine, "median_seconds", lambda *_: next(seconds))
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setitem(machine.SETTLING, "cpu", 1.5)
+    first, settled = matmul_rates(torch.device("cpu"), 8)
+    assert (first, settled) == (2 * 8**3 / 0.1, 2 * 8**3 / 0.2)
 
 
 def test_figures_are_told_with_their_unit():

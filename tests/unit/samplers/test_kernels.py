@@ -1,5 +1,9 @@
 """Every kernel against the plain computation, on a CPU through Triton's interpreter or on the GPU there is."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +17,8 @@ kernels = pytest.importorskip("rmdm.samplers.kernels", reason="needs Triton")
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 R, L, D = 2, 6, 24
 EDGE = 1 - 2**-53
+ROWS_R = torch.tensor([2, 0]).to(HERE)
+"""Which of three rows of modulations each row has."""
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -21,6 +27,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def plain(h_ND, a_ND, own, six, gate, shift, last=None):
     """What `Block.forward` does, with its casts."""
+    six = six[ROWS_R] if six is not None and len(six) > 1 else six
     h_BGTD = h_ND.view(R, six.shape[1] if six is not None else 1, -1, D)
     vectors = own if six is None else own + six[:, :, None]
     if a_ND is not None:
@@ -39,7 +46,7 @@ def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, monkeypatch)
     h_ND, a_ND = normal(R * L, D).bfloat16(), normal(R * L, D, seed=1).bfloat16()
     own, six, unit = normal(6, D, seed=2), None, None
     if kind != "none":
-        six = normal(1 if kind == "one row" else R, 3, 6, D, seed=3)
+        six = normal(1 if kind == "one row" else 3, 3, 6, D, seed=3)
     whole = six
     if kind == "packed":
         six, unit = packed([six])
@@ -47,13 +54,13 @@ def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, monkeypatch)
     vectors, scale_D = kernels.Modulation(own, six, unit), normal(D, seed=4)
     if part == "first":
         expected = plain(h_ND, None, own, whole, 0, 0)
-        found = kernels.residual_norm(h_ND, L, None, None, 0, vectors, shift=0)
+        found = kernels.residual_norm(h_ND, ROWS_R, None, None, 0, vectors, shift=0)
     elif part == "inner":
         expected = plain(h_ND, a_ND, own, whole, 2, 3)
-        found = kernels.residual_norm(h_ND, L, a_ND, vectors, 2, vectors, shift=3)
+        found = kernels.residual_norm(h_ND, ROWS_R, a_ND, vectors, 2, vectors, shift=3)
     else:
         expected = plain(h_ND, a_ND, own, whole, 5, 0, scale_D)
-        found = kernels.residual_norm(h_ND, L, a_ND, vectors, 5, scale_D)
+        found = kernels.residual_norm(h_ND, ROWS_R, a_ND, vectors, 5, scale_D)
     torch.testing.assert_close(h_ND, expected[0], atol=0.008, rtol=0.008)  # one unit in the last place of bf16
     torch.testing.assert_close(found, expected[1], atol=0.03, rtol=0.01)
 
@@ -61,16 +68,16 @@ def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, monkeypatch)
 def test_residual_norm_takes_the_next_blocks_vectors_for_the_norm():
     h_ND, a_ND = normal(R * L, D).bfloat16(), normal(R * L, D, seed=1).bfloat16()
     this, following = normal(6, D, seed=2), normal(6, D, seed=5)
-    six, other = normal(R, L, 6, D, seed=3), normal(R, L, 6, D, seed=6)
-    (h, _), want = plain(h_ND, a_ND, this, six, 5, 0), None
+    six, other = normal(3, L, 6, D, seed=3), normal(3, L, 6, D, seed=6)
+    h, _ = plain(h_ND, a_ND, this, six, 5, 0)
     want = plain(h, None, following, other, 0, 0)[1]
     found = kernels.residual_norm(
-        h_ND, L, a_ND, kernels.Modulation(this, six), 5, kernels.Modulation(following, other), shift=0
+        h_ND, ROWS_R, a_ND, kernels.Modulation(this, six), 5, kernels.Modulation(following, other), shift=0
     )
     torch.testing.assert_close(found, want, atol=0.03, rtol=0.01)
 
 
-@pytest.mark.parametrize("heads, head_dim", [(3, 8), (4, 12)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 8), (4, 12)])
 def test_rotate_turns_queries_and_keys_and_leaves_values(heads, head_dim):
     width = heads * head_dim
     cos, sin = (each.to(HERE) for each in Rotary(head_dim, L)(0, L))
@@ -107,7 +114,8 @@ def test_a_draw_is_exact_where_float32_would_not_be():
     logits_NV[:, 0] = 0.0
     uniform_N = torch.tensor([0.5, 1 - 1e-12], dtype=torch.float64, device=HERE)
     found = kernels.draw(logits_NV, uniform_N, 1.0).tolist()
-    assert found[0] == 0 and found[1] > 0
+    assert found[0] == 0
+    assert found[1] > 0
     assert found == invert(weights(logits_NV), uniform_N).tolist()
 
 
@@ -139,8 +147,50 @@ def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind):
     with torch.autocast(HERE, dtype=torch.bfloat16):
         half = model(x_RL, six=six)
         zero_K = torch.zeros(64, dtype=torch.bfloat16, device=HERE)
-        fused = fused_forward(model, x_RL, six, zero_K)
+        fused = fused_forward(model, x_RL, six, torch.arange(3, device=HERE), zero_K)
     error, usual = ((each.float() - exact).square().mean().sqrt() for each in (fused, half))
     assert error < 2 * usual
     assert error < 0.05 * exact.std()
     assert not torch.equal(fused, half)
+
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from rmdm.samplers import kernels
+
+def compiled(kernel, types, **constants):
+    names = kernel.arg_names
+    assert set(types) | set(constants) == set(names)
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+def many(kind, names):
+    return dict.fromkeys(names.split(), kind)
+
+whole = many("i32", "gate shift N L group row_step D") | {"rows": "*i64", "eps": "fp32"}
+for six, kind in (("none", "*fp32"), ("float", "*bf16"), ("packed", "*i8")):
+    for adds, last in ((False, False), (True, False), (True, True)):
+        pointers = many("*bf16", "h a m") | many("*fp32", "gate_own norm_own gate_unit norm_unit")
+        types = whole | pointers | many(kind, "gate_six norm_six")
+        compiled(kernels._residual_norm, types, ADDS=adds, LAST=last, SIX=six, ROWS=2, BLOCK=64)
+types = many("i32", "N L heads half stride") | many("*fp32", "cos sin") | {"x": "*bf16"}
+compiled(kernels._rotate, types, ROWS=2, HEADS=8, HALF=16)
+for kind in ("*bf16", "*fp32"):
+    types = many("i32", "V C stride") | many("*fp64", "temperature top mass") | {"logits": kind}
+    compiled(kernels._add_up_runs, types, RUNS=4, RUN=256)
+    compiled(kernels._choose, types | {"uniform": "*fp64", "token": "*i64"}, BLOCK=64, RUN=256)
+compiled(kernels._pack, {"x": "*bf16", "packed": "*i8", "unit": "*fp32", "D": "i32"}, BLOCK=64)
+print("all compiled")
+"""
+
+
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here():
+    """The interpreter takes more than the compiler does."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.stdout.strip() == "all compiled", done.stderr[-3000:]

@@ -15,7 +15,7 @@ from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_anc
 from rmdm.samplers import confidence as confidence_orders
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE
-from rmdm.samplers.trunk import Trunk, forward, with_half_matrices
+from rmdm.samplers.trunk import Trunk, forward, of_rows, with_half_matrices
 from tests.reference.tiny import tiny_backbone
 
 V, L = 6, 8
@@ -239,8 +239,8 @@ def test_a_pass_that_reuses_its_memory_leaves_the_text_as_it_is(monkeypatch, gui
     """As a recording does: every pass writes its result over that of the pass before."""
     memory: dict[torch.Size, torch.Tensor] = {}
 
-    def reusing(self, x_RL, six, t_R=None):
-        h_RLD = forward(self.backbone, x_RL, six, t_R)
+    def reusing(self, x_RL, six, rows_R=None, t_R=None):
+        h_RLD = forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
         return memory.setdefault(h_RLD.shape, torch.empty_like(h_RLD)).copy_(h_RLD)
 
     monkeypatch.setattr(Trunk, "__call__", reusing)
