@@ -51,6 +51,7 @@ def bench_training(
                 continue
             finally:
                 clear(machine.device)
+            show(f"bench: {arm}, {process}: {1e3 * measured['seconds_per_step']:.1f} ms a step")
             floor = training_step(size, process, batch)
             rows.append(
                 {"size": size.name, "process": process, "arm": arm, "batch": batch, "length": size.length,
