@@ -74,9 +74,8 @@ class Denoiser:
         self.is_checked = False
         if c_BGC is not None and backbone.latent is None:
             raise ValueError("a condition was given to a model without a latent")
-        pack = packed if trunk is not None and trunk.packs else list
-        self.null = pack(backbone.modulations(backbone.latent.without(1))) if backbone.latent is not None else None
-        self.six = pack(self._modulations(c_BGC)) if c_BGC is not None else self.null
+        self.null = self._modulations(backbone.latent.without(1)) if backbone.latent is not None else None
+        self.six = self._of_condition(c_BGC) if c_BGC is not None else self.null
         self.guided = guidance != 1 and c_BGC is not None
 
     def logits(
@@ -106,11 +105,16 @@ class Denoiser:
         fixed = self.block is not None
         return Hidden(self.backbone, ask.place_N, h_ND, null_ND, self.guidance, self.barred, fixed, is_new)
 
-    def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
+    def _of_condition(self, c_BGC: Tensor) -> list[Tensor]:
+        """The modulations of all rows, made and packed a block at a time."""
         if self.block is None:
-            return self.backbone.modulations(c_BGC)
-        parts = [self.backbone.modulations(c_BGC[of]) for of in filled(len(c_BGC), self.block, self.device)]
+            return self._modulations(c_BGC)
+        parts = [self._modulations(c_BGC[of]) for of in filled(len(c_BGC), self.block, self.device)]
         return [torch.cat(each)[: len(c_BGC)] for each in zip(*parts, strict=True)]
+
+    def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
+        six = self.backbone.modulations(c_BGC)
+        return packed(six) if self.trunk is not None and self.trunk.packs else six
 
     def _run(self, x_RL: Tensor, six: list[Tensor] | None, rows_R: Tensor | None, t_R: Tensor | None) -> Tensor:
         """Hidden states (R, L, D) of rows numbered `rows_R` among those of `six`."""

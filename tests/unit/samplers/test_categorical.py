@@ -77,7 +77,7 @@ def test_the_nucleus_holds_the_mass_and_no_token_too_many(logits, top_p):
     inside = kept[0] > 0
     assert torch.equal(kept[0][inside], p[0][inside])
     assert kept.sum() >= top_p - 1e-12
-    assert kept.sum() - p[0][inside].min() < top_p or int(inside.sum()) == 1
+    assert kept.sum() - p[0][inside].min() < top_p + 1e-12 or int(inside.sum()) == 1
     if not inside.all() and top_p < 1:
         assert p[0][inside].min() >= p[0][~inside].max()
 
