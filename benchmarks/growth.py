@@ -5,7 +5,7 @@
 
 `measure` adds a row for every point to the file, and leaves out those it has. Models have random weights; 12 x 768 at
 L = 1024 with 50,258 tokens where an axis does not say otherwise, RMDM with four groups where the length changes.
-`ranks` is `rmdm run` under torchrun on the CPU, one thread a rank.
+Training is that of MDLM; `ranks` is `rmdm run` under torchrun on the CPU, one thread a rank.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from rmdm.bench.sizes import Size, find_size
 from rmdm.bench.train import time_product
 from rmdm.bench.workload import random_model
 from rmdm.hub import device_name, find_device
+from rmdm.model import Model
 
 STEPS = 16
 """Denoising steps of a request where they are not what grows."""
 AXES = {
-    "sample-batch": ("batch", [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-    "sample-length": ("length", [128, 256, 512, 1024, 2048, 4096]),
-    "sample-steps": ("steps", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]),
+    "sample-batch": ("batch", [1, 4, 8, 16, 64, 256]),
+    "sample-length": ("length", [128, 512, 1024, 4096]),
+    "sample-steps": ("steps", [1, 4, 16, 64, 256, 1024]),
     "sample-vocab": ("vocab", [1024, 8192, 50_258, 151_936]),
     "train-batch": ("batch", [8, 32, 64, 128]),
     "train-length": ("length", [256, 1024, 4096]),
@@ -55,8 +57,8 @@ def points(axes: list[str], *, small: bool) -> Iterator[tuple[str, str, int, str
     """Axis, what grows, its value and the process of every point."""
     for axis in axes:
         what, values = AXES[axis]
-        for value in SMALL[what] if small else values:
-            for process in ("mdlm",) if axis == "ranks" else ("mdlm", "rmdm"):
+        for process in ("mdlm", "rmdm") if axis.startswith("sample") else ("mdlm",):
+            for value in SMALL[what] if small else values:
                 yield axis, what, value, process
 
 
@@ -73,10 +75,16 @@ def measure(axis: str, what: str, value: int, process: str, device: torch.device
         batch = max(1, TRAINED_TOKENS // value) if what == "length" and not args.small else batch
         batch = size.batch if what == "vocab" else batch
         return timed_training(size, process, device, batch)
-    model = random_model(size, process, device)
+    model = model_of(size, process, device)
     steps = value if what == "steps" else min(STEPS, size.length)
-    row = bench(model.writer(), model.config, steps, batch, 3)
+    row = bench(model.writer(), model.config, steps, batch, 1)
     return {"seconds": row["seconds"], "peak_bytes": row["peak_bytes"], "tokens": batch * size.length}
+
+
+@lru_cache(maxsize=1)
+def model_of(size: Size, process: str, device: torch.device) -> Model:
+    """A model with random weights, the same for points that follow one another."""
+    return random_model(size, process, device)
 
 
 def timed_training(size: Size, process: str, device: torch.device, batch: int) -> Row:

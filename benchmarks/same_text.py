@@ -3,8 +3,8 @@
     python benchmarks/same_text.py RUN... [--requests 3072] [--steps 8] [--samplers ancestral,balanced] [--loose]
 
 The texts are those of `rmdm sample`: every request has its own seed and asks for one text. Every sampler that fits a
-model is tried, or those named; with `--loose` on a GPU also without the fixed shapes that the package has there. Last, the
-model's own sampler with another pass: on a GPU the one that is not fused, elsewhere the same under `torch.compile`.
+model is tried, or those named; with `--loose` on a GPU also without the fixed shapes that the package has there. Last,
+the model's own sampler with another pass: on a GPU the one that is not fused, elsewhere the same under `torch.compile`.
 """
 
 import argparse
