@@ -86,11 +86,14 @@ def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind):
     assert len(fused.recordings) == (2 if six is not None else 1)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "a latent a token"])
+@pytest.mark.parametrize("kind", [*KINDS, "a latent a token", "causal"])
 def test_a_text_does_not_depend_on_its_batch(kind):
-    model = model_of(kind) if kind in KINDS else tiny_backbone(V, L, groups=L).cuda().eval()
+    others = {"a latent a token": {"groups": L}, "causal": {"causal": True}}
+    model = model_of(kind) if kind in KINDS else tiny_backbone(V, L, **others[kind]).cuda().eval()
     rows, trunk = 20, Trunk(model)
-    chosen = SampleSettings("analytic" if kind == "time" else "ancestral", steps=6)
+    chosen = SampleSettings(
+        {"time": "analytic", "causal": "ar"}.get(kind, "ancestral"), steps=L if kind == "causal" else 6
+    )
     x_BL, c = torch.full((rows, L), V, device="cuda"), None
     if model.latent is not None:
         c = model.latent(torch.randn(rows, model.latent.groups, model.latent.project, device="cuda")).detach()

@@ -19,8 +19,8 @@ class Held:
     There may be room for more rows than are taken.
     """
 
-    def __init__(self, values: Sequence[Tensor]) -> None:
-        self.tensors = [each.clone() for each in values]
+    def __init__(self, places: Sequence[Tensor]) -> None:
+        self.tensors = list(places)
         self.copied: list[tuple[weakref.ref[Tensor], int] | None] = [None for _ in self.tensors]
 
     def take(self, values: Sequence[Tensor]) -> None:
@@ -30,7 +30,8 @@ class Held:
             return
         torch._foreach_copy_([self.tensors[k][: len(values[k])] for k in new], [values[k] for k in new])
         for k in new:
-            self.copied[k] = weakref.ref(values[k]), values[k]._version
+            # Of tensors made under inference mode nobody knows whether they have changed.
+            self.copied[k] = None if values[k].is_inference() else (weakref.ref(values[k]), values[k]._version)
 
     def _has(self, k: int, value: Tensor) -> bool:
         """Whether place k has this tensor as it is now: every change in place raises a tensor's version."""
@@ -46,7 +47,7 @@ class Recording(Generic[Result]):
     """
 
     def __init__(self, run: Callable[[list[Tensor]], Result], inputs: Sequence[Tensor]) -> None:
-        self.held = Held(inputs)
+        self.held = Held([each.clone() for each in inputs])
         held = self.held.tensors
         # What autocast would remember of the weights lies in memory that a recording must not count on.
         amp = (
@@ -63,7 +64,7 @@ class Recording(Generic[Result]):
             here.wait_stream(aside)
             self.graph = torch.cuda.CUDAGraph()
             # Other threads may go on using the GPU meanwhile.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, stream=aside, capture_error_mode="thread_local"):
                 self.result = run(held)
 
     def replay(self, inputs: Sequence[Tensor]) -> Result:

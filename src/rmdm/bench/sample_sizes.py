@@ -46,6 +46,8 @@ def bench_sizes(
                         row = bench(model.writer(), model.config, count, batch, repeats)
                         measured = row | {"measured_steps": count}
                     else:
+                        model.__dict__.pop("trunk", None)  # its memory is not the reference arm's
+                        release(machine.device)
                         measured = time_reference(model, count, batch, repeats, min(count, reference_steps))
                 except torch.cuda.OutOfMemoryError:
                     show(f"bench: {arm}, {process} left out: {batch} texts do not fit in memory; lower --batch")
@@ -73,7 +75,7 @@ def bench_sizes(
 
 def time_reference(model: Model, steps: int, batch: int, repeats: int, measured: int) -> dict[str, Any]:
     """The plain sampler, timed over its first steps: all of them cost the same."""
-    network, device, writer = PlainNetwork(model.backbone).eval(), model.device, model.writer()
+    network, device, writer = PlainNetwork(model.backbone).eval(), model.device, model.writer(half=False)
     zt_BGd = writer.draw(writer.blank(batch, 0)[1])
     plain_sample(network, batch, steps, zt_BGd=zt_BGd, first=1)
     forget_peak(device)

@@ -1,6 +1,7 @@
 """The network as samplers see it: modulations made once a request, the head only where a token is wanted."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,7 +55,7 @@ class Denoiser:
     How a matrix product rounds depends on its shape, and so on how many rows run together. With `block` every product
     has the same shape, whatever the batch: the network runs on exactly that many rows at a time, the head on a fixed
     number of places, both filled up. A row's text then does not depend on the batch even where float ties
-    are frequent (bf16 on a GPU), and a compiled network is compiled once. `trunk`, which needs `block`, keeps what was
+    are frequent (bf16 on a GPU), and the network is recorded once. `trunk`, which needs `block`, keeps what was
     recorded of the network for other batches.
     """
 
@@ -93,11 +94,16 @@ class Denoiser:
     @torch.no_grad()
     def hidden(self, ask: Ask) -> "Hidden":
         """What the head makes the logits of."""
-        h_ND = self._run(ask.x_RL, self.six, ask.rows_R, ask.t_R)[ask.local_N, ask.place_N]
         null_ND = None
-        if self.guided:
-            null_ND = self._run(ask.x_RL, self.null, None, ask.t_R)[ask.local_N, ask.place_N]
+        with self.alone():
+            h_ND = self._run(ask.x_RL, self.six, ask.rows_R, ask.t_R)[ask.local_N, ask.place_N]
+            if self.guided:
+                null_ND = self._run(ask.x_RL, self.null, None, ask.t_R)[ask.local_N, ask.place_N]
         return self._hidden(ask, h_ND, null_ND)
+
+    def alone(self) -> AbstractContextManager[object]:
+        """While a pass of the trunk is read, no other thread may begin the next."""
+        return self.trunk.lock if self.trunk is not None else nullcontext()
 
     def _hidden(self, ask: Ask, h_ND: Tensor, null_ND: Tensor | None) -> "Hidden":
         # Once, since it waits for the device.
@@ -109,8 +115,11 @@ class Denoiser:
         """The modulations of all rows, made and packed a block at a time."""
         if self.block is None:
             return self._modulations(c_BGC)
-        parts = [self._modulations(c_BGC[of]) for of in filled(len(c_BGC), self.block, self.device)]
-        return [torch.cat(each)[: len(c_BGC)] for each in zip(*parts, strict=True)]
+        blocks, last = filled(len(c_BGC), self.block, self.device), (len(c_BGC) - 1) % self.block + 1
+        parts = [self._modulations(c_BGC[of]) for of in blocks]
+        # Before `cat`, which copies: a view of what it makes would hold the whole block.
+        parts[-1] = [each[:last] for each in parts[-1]]
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
 
     def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
         six = self.backbone.modulations(c_BGC)
@@ -122,8 +131,8 @@ class Denoiser:
             return self._pass(x_RL, six, rows_R, t_R)
         parts = []
         for of in filled(len(x_RL), self.block, self.device):
-            of_rows = rows_R[of] if rows_R is not None else of
-            h_RLD = self._pass(x_RL[of], six, of_rows, t_R[of] if t_R is not None else None)
+            own_R = rows_R[of] if rows_R is not None else of
+            h_RLD = self._pass(x_RL[of], six, own_R, t_R[of] if t_R is not None else None)
             parts.append(h_RLD.clone() if len(x_RL) > self.block else h_RLD)
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -137,6 +146,8 @@ class Denoiser:
 @torch.no_grad()
 def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
     """The answers to what several samplers ask of one network, each with its own condition, from one run of it."""
+    if len(asks) == 1:
+        return [asks[0][0].hidden(asks[0][1])]
     first = asks[0][0]
     # A guided row runs twice: with its latent, and further down without.
     runs = [(maker, ask, of_rows(maker.six, ask.rows_R)) for maker, ask in asks]
@@ -151,8 +162,11 @@ def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
         wide = [[part.expand(len(ask.x_RL), groups, -1, -1) for part in own or []] for _, ask, own in runs]
         six = first.six if shared else [torch.cat(parts) for parts in zip(*wide, strict=True)]
     ends = np.cumsum([len(ask.x_RL) for _, ask, _ in runs])
-    h_RLD = first._run(x_RL, six, None, t_R)
-    found = [h_RLD[end - len(ask.x_RL) + ask.local_N, ask.place_N] for (_, ask, _), end in zip(runs, ends, strict=True)]
+    with first.alone():
+        h_RLD = first._run(x_RL, six, None, t_R)
+        found = [
+            h_RLD[end - len(ask.x_RL) + ask.local_N, ask.place_N] for (_, ask, _), end in zip(runs, ends, strict=True)
+        ]
     nulls = iter(found[len(asks) :])
     return [
         maker._hidden(ask, h_ND, next(nulls) if maker.guided else None)

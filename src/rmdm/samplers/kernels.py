@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rmdm.samplers.categorical import RUN
+
 NORM_TILE = {"none": (4096, 4), "float": (4096, 8), "packed": (2048, 8)}
 """Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768. Packed, eight a
 thread, as many as it reads of bf16 at once: else bytes are dealt out otherwise and have to change places."""
 ROTATE_ROWS, ROTATE_WARPS = 2, 4
 """Positions that one program turns, and its warps."""
-RUN = 256
-"""Tokens whose probabilities are added up together."""
 RUNS = 4
 """Runs of tokens that one program adds up."""
 LEAST = tl.constexpr(-1e30)
@@ -127,6 +127,8 @@ def residual_norm(
     (N, D), length = h_ND.shape, len(h_ND) // len(rows_R)
     six = next((each.six for each in (gates, norms) if isinstance(each, Modulation) and each.six is not None), None)
     group, row_step = (length // six.shape[1], six.shape[1] if len(six) > 1 else 0) if six is not None else (1, 0)
+    if six is not None and group * six.shape[1] != length:
+        raise ValueError(f"{six.shape[1]} groups do not divide rows of {length} positions")
     last = isinstance(norms, Tensor)
     normal = Modulation(norms) if isinstance(norms, Tensor) else norms
     first = gates if gates is not None else normal
@@ -216,6 +218,7 @@ def _choose(
 
 def draw(logits_NV: Tensor, uniform_N: Tensor, temperature: float) -> Tensor:
     """Token n is the one whose interval of the float64 cumulative distribution holds uniform_n in [0, 1)."""
+    logits_NV, uniform_N = logits_NV if logits_NV.stride(1) == 1 else logits_NV.contiguous(), uniform_N.contiguous()
     N, V = logits_NV.shape
     C = triton.cdiv(V, RUN)
     token_N = torch.empty(N, device=logits_NV.device, dtype=torch.int64)
@@ -244,7 +247,8 @@ def _pack(x, packed, unit, D, BLOCK: tl.constexpr):
     seen_C = column_C < D
     x_C = tl.load(x + row * D + column_C, mask=seen_C, other=0.0).to(tl.float32)
     one = tl.max(tl.abs(x_C), axis=0) / 127
-    steps_C = x_C / tl.where(one > 0, one, 1.0)
+    one = tl.where(tl.sum((x_C != x_C).to(tl.int32), axis=0) > 0, float("nan"), one)  # a NaN is to be seen
+    steps_C = tl.where(x_C == x_C, x_C, 0.0) / tl.where(one > 0, one, 1.0)
     tl.store(packed + row * D + column_C, tl.floor(steps_C + 0.5).to(tl.int8), mask=seen_C)
     tl.store(unit + row, one)
 

@@ -2,9 +2,9 @@
 
 A pass is some two hundred kernels, and on a few thousand tokens the host takes longer to start them than the GPU to run
 them. `Denoiser` fills its blocks up, so their shapes are the same at every step and for every request: the kernels are
-recorded as a CUDA graph when a shape is first seen. The kernels are the same as without, and so is what they compute.
+recorded as a CUDA graph when a shape is first seen, and compute what they compute without.
 
-What a pass returns lies in the recording's own memory and holds until the next pass.
+What a pass returns lies in the recording's own memory and holds until the next pass: `lock` is held until it was read.
 
 Under autocast every pass rounds the matrices to bf16 anew, which costs as much memory traffic as using them;
 `with_half_matrices` rounds them once. The products are the same.
@@ -15,6 +15,7 @@ Where Triton can be had, what lies between the products (norms, modulations, rot
 
 import copy
 from collections.abc import Hashable, Sequence
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +25,22 @@ from rmdm.backbone.recording import Held, Recording
 from rmdm.samplers.fused import can_fuse, fused_forward
 from rmdm.samplers.packing import unpacked
 
-LEAST_ROOM = 8
-"""Rows of modulations there is room for from the start."""
+LEAST_ROOM, MOST_ROOM = 8, 128
+"""Rows of modulations there is room for from the start, and at most: of larger batches each pass copies its own."""
 PACK_FROM = 8
 """Positions of a group from which on down a fused pass reads modulations packed."""
 
 
 class Trunk:
-    """Hidden states of a backbone whose weights stay where they are; elsewhere than on a GPU it runs as it is.
+    """Hidden states of a backbone whose weights stay where they are; elsewhere than on a GPU nothing is recorded.
 
-    `fused` says whether passes in bf16 are; without it, they are where they can be.
+    `fused` chooses whether passes in bf16 are fused; by default they are on a GPU where they can be.
     """
 
     def __init__(self, backbone: DiT, *, fused: bool | None = None) -> None:
         self.backbone = backbone
         self.fused = backbone.embed.weight.is_cuda and can_fuse() if fused is None else fused
+        self.lock = RLock()
         self.recordings: dict[Hashable, Recording[Tensor]] = {}
         self.kept: dict[Hashable, Held] = {}
         latent = backbone.latent
@@ -47,6 +49,7 @@ class Trunk:
         hidden = int(backbone.config.mlp_ratio * backbone.config.width)
         self.zero_K = torch.zeros(hidden, device=backbone.embed.weight.device, dtype=torch.bfloat16)
 
+    @torch.inference_mode(mode=False)
     @torch.no_grad()
     def __call__(
         self, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor | None = None, t_R: Tensor | None = None
@@ -55,11 +58,13 @@ class Trunk:
 
         Without `rows_R` it has those of row r; modulations of a single row hold for all.
         """
-        if not x_RL.is_cuda:
-            return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
+        if six is not None and len(six[0]) > MOST_ROOM:
+            six, rows_R = of_rows(six, rows_R), None
         kept = self._keep(six) if six is not None else None
-        if rows_R is None:
+        if rows_R is None or six is None:
             rows_R = torch.arange(len(x_RL), device=x_RL.device)
+        if not x_RL.is_cuda:
+            return self._run(x_RL, kept, rows_R, t_R)
         inputs = [x_RL, rows_R, *((t_R,) if t_R is not None else ())]
         key = self._key([*inputs, *(kept or ())])
         if key not in self.recordings:
@@ -72,23 +77,25 @@ class Trunk:
 
     def _keep(self, six: Sequence[Tensor]) -> list[Tensor]:
         """The modulations of a batch in a place of their own, where every pass finds them: they are copied once."""
-        count, kind = len(six[0]), tuple((each.shape[1:], each.dtype) for each in six)
-        single = count == 1
-        held = self.kept.get((kind, single))
-        if held is None or len(held.tensors[0]) < count:
-            room = 1 if single else max(LEAST_ROOM, 2 ** (count - 1).bit_length())
-            if held is not None:
-                self.recordings.clear()  # some of them read the old place
-            held = self.kept[kind, single] = Held([each.new_zeros(room, *each.shape[1:]) for each in six])
-        held.take(six)
-        return held.tensors
+        count = len(six[0])
+        kind = count == 1, *((each.shape[1:], each.dtype) for each in six)
+        if kind in self.kept and len(self.kept[kind].tensors[0]) < count:
+            # Some of the recordings read the old place, which goes before there is a new one.
+            self.recordings.clear()
+            del self.kept[kind]
+        if kind not in self.kept:
+            room = 1 if count == 1 else max(LEAST_ROOM, 2 ** (count - 1).bit_length())
+            self.kept[kind] = Held([each.new_zeros(room, *each.shape[1:]) for each in six])
+        self.kept[kind].take(six)
+        return self.kept[kind].tensors
 
     def _run(self, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, t_R: Tensor | None) -> Tensor:
-        in_half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        device = x_RL.device.type
+        in_half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
         if not (self.fused and in_half):
             return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
-        if self.backbone.time is not None and t_R is not None:
-            six = self.backbone.modulations(self.backbone.time(t_R))
+        if self.backbone.time is not None:
+            six = self.backbone.modulations(self.backbone.time(needed(t_R)))
         return fused_forward(self.backbone, x_RL, six, rows_R, self.zero_K)
 
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
@@ -121,6 +128,11 @@ def forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tens
     """The pass itself."""
     if backbone.time is None:
         return backbone(x_RL, six=unpacked(six) if six is not None else None)
+    return backbone(x_RL, c_BGC=backbone.time(needed(t_R)))
+
+
+def needed(t_R: Tensor | None) -> Tensor:
+    """The times, which must have been given."""
     if t_R is None:
         raise ValueError("a model that is conditioned on the time needs t_R")
-    return backbone(x_RL, c_BGC=backbone.time(t_R))
+    return t_R

@@ -184,22 +184,3 @@ def test_few_groups_are_not_packed():
     assert not Trunk(tiny_backbone(V, 8 * 3, groups=2), fused=True).packs
     assert Trunk(tiny_backbone(V, 8 * 2, groups=2), fused=True).packs
     assert not Trunk(tiny_backbone(V, L), fused=True).packs
-
-
-def test_modulations_of_a_batch_are_kept_in_one_place_until_it_is_too_small():
-    trunk = Trunk(tiny_backbone(V, L, groups=2), fused=True)
-    many, few, one = ([torch.randn(n, 2, 6, 16) for _ in range(2)] for n in (11, 3, 1))
-    first = trunk._keep(few)
-    assert [len(each) for each in first] == [8, 8]
-    assert all(torch.equal(kept[:3], each) for kept, each in zip(first, few, strict=True))
-    trunk.recordings["reads the first place"] = None
-    assert trunk._keep(one)[0] is not first[0]
-    assert trunk._keep([each + 1 for each in few])[0] is first[0]
-    assert torch.equal(first[0][:3], few[0] + 1)
-    assert trunk.recordings
-    larger = trunk._keep(many)
-    assert len(larger[0]) == 16
-    assert torch.equal(larger[1][:11], many[1])
-    assert not trunk.recordings
-    assert trunk._keep(few)[0] is larger[0]
-    assert torch.equal(larger[0][:3], few[0])

@@ -119,6 +119,14 @@ def test_a_draw_is_exact_where_float32_would_not_be():
     assert found == invert(weights(logits_NV), uniform_N).tolist()
 
 
+def test_noise_and_logits_may_lie_anywhere():
+    # An autoregressive sampler takes a column of its noise.
+    noise_NL = torch.rand(9, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(HERE)
+    logits_NV = normal(300, 9).T
+    found = kernels.draw(logits_NV, noise_NL[:, 3], 1.0)
+    assert torch.equal(found, invert(weights(logits_NV), noise_NL[:, 3]))
+
+
 def test_no_rows_draw_nothing():
     assert kernels.draw(
         torch.empty(0, 10, device=HERE), torch.empty(0, dtype=torch.float64, device=HERE), 1.0
@@ -133,6 +141,16 @@ def test_pack_is_packed():
     assert (numbers.int() - expected[0].int()).abs().max() <= 1  # halves may be rounded to either side
     assert (numbers != expected[0]).float().mean() < 0.01
     torch.testing.assert_close(units, expected[1])
+    six[1, 2, 3, 4] = torch.nan
+    numbers, units = kernels.pack(six)
+    assert (numbers * units)[1, 2, 3].isnan().all()
+    assert (numbers * units).isnan().sum() == D
+
+
+def test_groups_that_do_not_divide_a_row_are_refused():
+    six = normal(1, 4, 6, D)
+    with pytest.raises(ValueError, match="4 groups do not divide rows of 6 positions"):
+        kernels.residual_norm(normal(R * L, D).bfloat16(), ROWS_R, None, None, 0, kernels.Modulation(six[0, 0], six))
 
 
 @pytest.mark.parametrize("kind", [{}, {"groups": 2}, {"groups": 8}], ids=["plain", "groups", "a latent a token"])
