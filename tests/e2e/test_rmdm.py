@@ -97,8 +97,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(place):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_rmdm_starts_from_an_mdlm(place):
+def test_an_rmdm_starts_from_an_mdlm(place, capsys):
     parent = train(place, "parent", process="mdlm")
+    assert main(["eval", "stories", str(parent), *STEPS, "--ceiling"]) == 0
+    assert "has no latent, so there is no ceiling" in capsys.readouterr().out
     child = train(place, "child", train__init_from=str(parent), optim__lr="1e-12", train__steps="1")
     mdlm, rmdm = load_model(parent).backbone, load_model(child).backbone
     x_BL, keys_B = torch.randint(0, 50, (3, 32)), torch.arange(3)

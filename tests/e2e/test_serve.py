@@ -323,6 +323,11 @@ def test_garbage_instead_of_http_does_no_harm(server, web):
     assert web.get("/healthz").json()["status"] == "ok"
 
 
+def test_a_monitor_may_ask_for_the_head_alone(web):
+    for path in ("/", "/healthz"):
+        assert (web.head(path).status_code, web.head(path).content) == (200, b"")
+
+
 def test_health_figures_and_the_log(server, web):
     web.post("/v1/completions", json={"prompt": "anna was", "model": "tiny-mdlm", "seed": 1})
     assert web.get("/healthz").json()["models"][0] == "tiny-rmdm"

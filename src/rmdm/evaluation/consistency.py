@@ -127,7 +127,9 @@ def measure_runs(
             settings = replace(model.config.sample, **changes)
             show(f"measure: {model.config.name} writes {n} stories at {counts} steps, and each is checked")
             measured = consistency(model, training[shards], steps, n, settings=settings)
-            if ceiling and needs_latents(model.config):
+            if ceiling and not needs_latents(model.config):
+                show(f"measure: {model.config.name} has no latent, so there is no ceiling to write up to")
+            elif ceiling:
                 true = held_out_latents(model, run, shards, n)
                 given = {"zt_nGd": true, "arm": f"{model.config.name}, true latents", "settings": settings}
                 measured += consistency(model, training[shards], steps, n, **given)

@@ -118,6 +118,7 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
             code="chat_not_supported",
         )  # fmt: skip
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", responses=_only(503))
     async def healthz(request: Request) -> schema.Health:
         _note(request, "healthz")
@@ -142,6 +143,7 @@ def make_app(models: Sequence[Served], settings: Settings, log: RequestLog | Non
         }
         return metrics.text(gauges, counters)
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         _note(request, "page")
