@@ -156,11 +156,10 @@ def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
     t_R = torch.cat([ask.t_R for _, ask, _ in runs if ask.t_R is not None]) if asks[0][1].t_R is not None else None
     six = None
     if first.six is not None:
-        shared = all(each is runs[0][2] for *_, each in runs) and len(first.six[0]) == 1
         # The null is one group for the whole row.
         groups = max(len(own[0][0]) for *_, own in runs if own is not None)
         wide = [[part.expand(len(ask.x_RL), groups, -1, -1) for part in own or []] for _, ask, own in runs]
-        six = first.six if shared else [torch.cat(parts) for parts in zip(*wide, strict=True)]
+        six = [torch.cat(parts) for parts in zip(*wide, strict=True)]
     ends = np.cumsum([len(ask.x_RL) for _, ask, _ in runs])
     with first.alone():
         h_RLD = first._run(x_RL, six, None, t_R)

@@ -28,7 +28,7 @@ def can_fuse() -> bool:
 
     try:
         draw(torch.zeros(1, 2, device="cuda"), torch.zeros(1, device="cuda", dtype=torch.float64), 1.0)
-    except Exception as error:
+    except Exception as error:  # no compiler, no headers, a driver too old: texts can be written without
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         LOG.warning("Triton cannot be used (%s): texts are written without fused kernels, more slowly", reason)
         return False

@@ -14,8 +14,8 @@ from torch import Tensor
 from rmdm.samplers.categorical import RUN
 
 NORM_TILE = {"none": (4096, 4), "float": (4096, 8), "packed": (2048, 8)}
-"""Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768. Packed, eight a
-thread, as many as it reads of bf16 at once: else bytes are dealt out otherwise and have to change places."""
+"""Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768 (`float`: not tried).
+Packed, eight a thread, as many as it reads of bf16 at once: else bytes have to change places between threads."""
 ROTATE_ROWS, ROTATE_WARPS = 2, 4
 """Positions that one program turns, and its warps."""
 RUNS = 4
