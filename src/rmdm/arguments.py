@@ -51,5 +51,5 @@ def as_flag(message: str, names: Sequence[str]) -> str:
     for name in names:
         flag = f"--{name.replace('_', '-')}"
         message = re.sub(rf"^{name}(=|\b)", lambda m, flag=flag: f"{flag} " if m[1] else flag, message)
-        message = re.sub(rf"(?<![\w.-]){name}=('?)([^\s;,']+)\1", rf"{flag} \2", message)
+        message = re.sub(rf"(?<![\w.'\"-]){name}=('?)([^\s;,']+)\1", rf"{flag} \2", message)
     return message

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         code, outcome = 2, {"error": "out of memory; ask for less at a time (fewer texts, a smaller batch or model)"}
     except KeyboardInterrupt:
-        code, outcome = 130, {"error": "interrupted; the same command goes on where this one stopped"}
+        resumes = args[:1] not in (["sample"], ["serve"], ["bench"])
+        code, outcome = 130, {"error": f"interrupted{'; the same command goes on where this one stopped' * resumes}"}
     if outcome is not None and "error" in outcome:
         print(f"rmdm: {outcome['error']}", file=sys.stderr)
     if wants_json and outcome is not None and os.environ.get("RANK", "0") == "0":

@@ -1,5 +1,6 @@
 """Where the latents of requests come from: the model's draws, texts, other latents, or the tokens that are given."""
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,7 +53,7 @@ class Choice:
         seed = request.seed if request.latent_seed is None else request.latent_seed
         return {
             "latent": self.by if self.by != "none" else None,
-            "latent_seed": seed if self.by not in ("none", "null") else None,
+            "latent_seed": seed if self.by not in ("none", "null") and not request.has_fixed_latent else None,
             "tau": self.scale if self.by in ("flow", "prior", "resample") else None,
             **(self._resampling() if self.by == "resample" else {}),
             **({"weight": middle(request.weight)} if self.by == "between" else {}),
@@ -112,10 +113,10 @@ class Latents:
             why = "latent.dropout=0 never taught it" if latent.dropout == 0 else f"guidance={request.guidance} forbids"
             others = ", ".join(other for other in GIVEN if other != "null")
             raise ConfigError(f"given='null' writes without a latent, which {why}; use {others}")
+        if given in ("encode", "resample") and not self.text_given(pattern).any():
+            return drawn
         if given == "resample":
             own = self.config.sample
-            if not self.text_given(pattern).any():
-                return drawn
             draws, rounds = request.draws or own.draws, request.rounds or own.rounds
             return Choice(given, tau, scale, draws, rounds, starts_at_text=self.can_read)
         return drawn if given == "prior" else Choice(given, reads=given == "encode")
@@ -162,6 +163,8 @@ class Latents:
 
     def read(self, text: str, name: str) -> TextLatent:
         """The latent of a text; `name` is the argument it was given as."""
+        if not isinstance(text, str):
+            raise ConfigError(f"{name}={text!r} is no text; give a string")
         x_L, length = self.page.whole(text, name)
         e_1GD, present_1G = self.reader.read(x_L[None], np.array([length]))
         return TextLatent(text, x_L[:length], e_1GD[0], present_1G[0])
@@ -215,7 +218,15 @@ class Latents:
         return self.reader.condition(e_BGD)
 
     def _start(self, x_BL: Tensor, keys_B: NDArray[np.int64], tau: Tau) -> Tensor:
-        return self.source.noise_at(self._condition_given(x_BL, keys_B), keys_B, tau)
+        """Noise that leads to the latent of the given text, in no group longer than noise is.
+
+        To the encoder a few words are a whole, odd text, whose latent is one that would never be drawn.
+        """
+        noise_BGK = self.source.noise_at(self._condition_given(x_BL, keys_B), keys_B, tau)
+        own = self._latent().dim if self.source.flow is not None else noise_BGK.shape[-1]  # what follows is plain noise
+        length_BG1 = noise_BGK[..., :own].norm(dim=-1, keepdim=True)
+        noise_BGK[..., :own] *= (math.sqrt(own) / length_BG1).clamp_max(1)
+        return noise_BGK
 
     def _filled(self, text: TextLatent, keys_B: NDArray[np.int64]) -> Tensor:
         """Its embedding for each row, with the row's noise where it has no text."""
@@ -228,8 +239,6 @@ class Latents:
         return self._latent().noisy(z_BGD, torch.from_numpy(keys_B).to(z_BGD.device))
 
     def _between(self, ends: tuple[LatentEnd, LatentEnd], weight: float, keys_B: NDArray[np.int64]) -> Tensor:
-        if len(ends) != 2:
-            raise ConfigError(f"between takes two texts or latents, not {len(ends)}; give two")
         first, second = (self.read(end, "between") if isinstance(end, str) else end for end in ends)
         if isinstance(first, TextLatent) and isinstance(second, TextLatent):
             a_BGD, b_BGD = (self._filled(end, keys_B) for end in (first, second))
@@ -244,7 +253,7 @@ class Latents:
             if isinstance(end, TextLatent):
                 check_numbers(end.embedding, (latent.groups, latent.dim), name)
             elif not isinstance(end, str | SeedLatent):
-                zt = torch.as_tensor(end)
+                zt = as_numbers(end, name)
                 wanted = (latent.groups, latent.project)
                 check_numbers(zt, wanted if zt.ndim == 2 else (request.n, *wanted), name)
 
@@ -258,6 +267,17 @@ class Latents:
             return self.source.draw(row_keys(end.seed, range(len(keys_B))), self.config.sample.latent_temperature)
         zt = torch.as_tensor(end, device=self.device, dtype=torch.float32)
         return zt.expand(len(keys_B), -1, -1) if zt.ndim == 2 else zt
+
+
+def as_numbers(given: Any, name: str) -> Tensor:
+    """What was given for a latent as a tensor; raises `ConfigError` where it holds no real numbers."""
+    try:
+        zt = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        zt = None
+    if zt is None or zt.is_complex() or zt.dtype == torch.bool:
+        raise ConfigError(f"{name} is no latent; give a tensor of numbers, a text, or what Model.encode returns")
+    return zt
 
 
 def check_numbers(given: Tensor, shape: tuple[int, ...], name: str) -> None:

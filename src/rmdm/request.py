@@ -57,6 +57,11 @@ class SeedLatent:
 
     seed: int
 
+    def check(self) -> None:
+        """Raise `ConfigError` for what is no seed."""
+        if not isinstance(self.seed, numbers.Integral) or not 0 <= self.seed <= MOST_SEED:
+            raise ConfigError(f"SeedLatent({self.seed!r}) is no seed; use a whole number from 0 to {MOST_SEED}")
+
 
 @dataclass(frozen=True, eq=False)
 class Generation:
@@ -66,7 +71,9 @@ class Generation:
     tokens: "NDArray[np.int64]"
     """Ids of the rows, (n, L); of a text of known length only its own."""
     trace: "NDArray[np.int64] | None"
-    """The rows after each step, (steps, n, L), if asked for; the mask's id stands where nothing is written yet."""
+    """The rows after each step, (steps, n, L), if asked for; the mask's id stands where nothing is written yet.
+
+    An autoregressive model makes a step for each token it writes."""
     settings: dict[str, Any]
     """What they were written with, ready for JSON."""
     seconds: float
@@ -92,7 +99,7 @@ class Request:
     top_p: float | None = None
     """Draw from the smallest set of tokens that holds this much probability."""
     remask: float | None = None
-    """Share of the written tokens that each step takes back (confidence orders only)."""
+    """Share of the written tokens that the first step takes back, later ones less (confidence orders only)."""
     guidance: float | None = None
     """Weight on the latent."""
     latent_temperature: float | Literal["paper"] | None = None
@@ -163,7 +170,8 @@ class Request:
             if value is not None and not isinstance(value, numbers.Real):
                 raise ConfigError(f"{name}={value!r} is no number; use 0.5, for example")
         tau = self.latent_temperature
-        if tau is not None and tau != "paper" and not isinstance(tau, numbers.Real):
+        is_named = isinstance(tau, str) and tau == "paper"
+        if tau is not None and not is_named and not isinstance(tau, numbers.Real):
             raise ConfigError(f"latent_temperature={tau!r} is no number; use 1.0 or 'paper'")
         for name in TEXTS:
             value = getattr(self, name)
@@ -171,17 +179,28 @@ class Request:
                 raise ConfigError(f"{name}={value!r} is no text; give a string")
         if self.like is not None and not isinstance(self.like, str | TextLatent):
             raise ConfigError(f"like={self.like!r} is no text; give a string, or what Model.encode returns")
-        if self.between is not None and (isinstance(self.between, str) or len(self.between) != 2):
+        if self.between is not None and (not isinstance(self.between, tuple | list) or len(self.between) != 2):
             raise ConfigError("between takes two texts or latents; give a pair of them")
+        for end in self.between or ():
+            if isinstance(end, SeedLatent):
+                end.check()
+            elif end is None:
+                raise ConfigError("between takes two texts or latents, and one of them is None; give both")
 
     def _check_latent(self) -> None:
         sources = self._named(SOURCES)
         if len(sources) > 1:
             raise ConfigError(f"{sources[0]} and {sources[1]} both name a latent; give one of them")
-        fixed = sources == ["latent"] and not isinstance(self.latent, TextLatent)
-        idle = self._named(("latent_temperature", "given", *RESAMPLING, *(("latent_seed",) if fixed else ())))
+        idle = self._named(
+            ("latent_temperature", "given", *RESAMPLING, *(("latent_seed",) if self.has_fixed_latent else ()))
+        )
         if sources and idle:
             raise ConfigError(f"{idle[0]} has no say where {sources[0]} names the latent; give one of them")
+
+    @property
+    def has_fixed_latent(self) -> bool:
+        """Whether the latents are given as numbers, so that no seed has a say in them."""
+        return self.latent is not None and not isinstance(self.latent, str | TextLatent)
 
     def _named(self, names: tuple[str, ...]) -> list[str]:
         """Those of the fields that were asked for."""

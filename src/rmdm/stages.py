@@ -301,10 +301,10 @@ def sample_stage(ref: str, request: Request, device: str, show: Show | None, *, 
     else:
         from rmdm.terminal import Frames
 
-        start_L = model.pattern(request).x_L
-        gaps = int((start_L == model.tokenizer.mask_id).sum())
+        pattern = model.pattern(request)
+        gaps = int((pattern.x_L == model.tokenizer.mask_id).sum())
         steps = gaps if model.backbone.causal else model.settings(request).steps
-        with Frames(model.tokenizer, start_L, steps) as drawn:
+        with Frames(model.tokenizer, pattern.x_L, steps, shown=pattern.shown) as drawn:
             done = model.write(request, callback=drawn)
     if show is not None:
         show("\n\n".join(done.texts))

@@ -24,12 +24,22 @@ PLAIN_FRAMES = 5
 class Frames:
     """A callback for samplers: masked positions as dim blocks, new tokens lit up for one frame, given ones bold."""
 
-    def __init__(self, tokenizer: Tokenizer, start_L: NDArray[np.int64], steps: int, console: Console | None = None):
-        self.tokenizer, self.start_L, self.steps = tokenizer, start_L, steps
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        start_L: NDArray[np.int64],
+        steps: int,
+        console: Console | None = None,
+        shown: slice | None = None,
+    ):
+        """`shown` are the positions of the text itself, where a row holds more."""
+        self.shown = shown or slice(None)
+        self.tokenizer, self.start_L, self.steps = tokenizer, start_L[self.shown], steps
         self.console = console or Console(file=sys.stderr)
         self.before_BL: NDArray[np.int64] | None = None
         self.pause = min(PAUSE, SECONDS / max(steps, 1))
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        draws = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.live = Live(console=self.console, auto_refresh=False, transient=True) if draws else None
         self.drawn = 0.0
 
     def __enter__(self) -> "Frames":
@@ -45,7 +55,7 @@ class Frames:
 
     def __call__(self, step: int, x_BL: Tensor) -> None:
         """Draw the rows as they are after a step."""
-        rows_BL = x_BL.cpu().numpy().copy()
+        rows_BL = x_BL.cpu().numpy()[:, self.shown].copy()
         counter = f"step {step + 1:>{len(str(self.steps))}}/{self.steps}"
         if self.live is not None:
             lines = [part for line in self.render(rows_BL) for part in (Text(""), line)]
@@ -73,7 +83,10 @@ class Frames:
                     continue
                 is_given = self.start_L[place] != self.tokenizer.mask_id
                 style = "bold" if is_given else "bold green" if token != before_L[place] else ""
-                line.append(text[edge[place] : edge[place + 1]], style=style)
+                piece = text[edge[place] : edge[place + 1]]
+                # No space is written before a text's first word, but a block may stand there.
+                space = " " if piece and line.plain and edge[place] == 0 else ""
+                line.append(f"{space}{piece}", style=style)
             lines.append(line)
         return lines
 

@@ -198,7 +198,11 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampler", help="ancestral, max_prob, margin, entropy, balanced; for sedd analytic, euler (default: own)"
     )
-    parser.add_argument("--remask", type=float, help="share of unsure tokens each step takes back (confidence orders)")
+    parser.add_argument(
+        "--remask",
+        type=float,
+        help="share of unsure tokens that the first step takes back, later ones less (confidence orders)",
+    )
     latent = parser.add_argument_group("latent (rmdm models)")
     latent.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
     latent.add_argument(

@@ -1,13 +1,18 @@
 """`rmdm sample` as people run it: texts on standard output, one clear line for what cannot be done."""
 
+import io
 import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 import rmdm
 from rmdm.cli import main
+from rmdm.terminal import Frames
 from tests.release import LENGTH, save_release
 
 
@@ -117,3 +122,23 @@ def test_values_are_checked_before_torch_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
     assert done.stderr == "rmdm: --weight 2.0 is outside 0..1; use 0.5 for the middle\n"
+
+
+def test_frames_show_the_text_itself_with_spaces_between_its_words(runs):
+    tokenizer = rmdm.load(runs["rmdm"], "cpu").tokenizer
+    mask, words = tokenizer.mask_id, tokenizer.backend.encode("anna was sad", add_special_tokens=False).ids
+    start_L = np.full(6, mask)
+    frames = Frames(tokenizer, start_L, 1, Console(file=io.StringIO()), shown=slice(1, 5))
+    (line,) = frames.render(np.array([[mask, *words]]))
+    assert line.plain == "░░ anna was sad"
+    out = frames.console.file
+    frames(0, torch.tensor([[words[0], mask, *words, words[0]]]))
+    assert out.getvalue() == "step 1/1  ░░ anna was sad\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_frames(runs, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    frames = Frames(
+        rmdm.load(runs["rmdm"], "cpu").tokenizer, np.zeros(4, dtype=np.int64), 1, Console(force_terminal=True)
+    )
+    assert frames.live is None

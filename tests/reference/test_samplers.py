@@ -334,3 +334,8 @@ def test_confidence_at_no_temperature_is_the_greedy_search(order, steps, remask)
     x_BL[torch.rand(x_BL.shape, generator=generator) < torch.linspace(0, 1, 10)[:, None]] = model.mask_id
     rows = sample(Denoiser(model), x_BL, row_keys(0, range(10)), settings)
     assert rows.tolist() == [greedy(model, row, settings) for row in x_BL.tolist()]
+
+
+def test_the_steps_of_a_row_have_no_gaps_whether_or_not_tokens_are_given():
+    found = ancestral._without_gaps(np.array([[0, 0, 2, 5], [-1, 0, 2, 5], [3, 3, 3, 3], [-1, -1, -1, -1]]))
+    assert found.tolist() == [[0, 0, 1, 2], [-1, 0, 1, 2], [0, 0, 0, 0], [-1, -1, -1, -1]]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import rmdm
 from rmdm.errors import ConfigError, DataError
 from rmdm.hub import load_model
-from rmdm.request import Request
+from rmdm.request import Request, SeedLatent
 from rmdm.samplers.noise import row_keys
 from tests.release import GROUPS, LENGTH, WORDS, byte_tokenizer, save_release
 
@@ -155,6 +155,17 @@ def test_numpys_numbers_are_numbers(zoo):
         ({"weight": 0.3}, "weight=0.3 is for between"),
         ({"draws": 4}, "draws=4 is about given tokens"),
         ({"rounds": 4}, "rounds=4 is about given tokens"),
+        ({"between": 5}, "between takes two texts or latents; give a pair"),
+        ({"between": ("anna", None)}, "between takes two texts or latents, and one of them is None"),
+        ({"between": (SeedLatent(-1), "anna")}, r"SeedLatent\(-1\) is no seed; use a whole number from 0"),
+        ({"between": (SeedLatent(1.5), "anna")}, r"SeedLatent\(1.5\) is no seed"),
+        ({"between": ("anna", object())}, "between is no latent; give a tensor of numbers"),
+        ({"latent": ["a"]}, "latent is no latent; give a tensor of numbers, a text"),
+        ({"latent": torch.ones(4, 3, dtype=torch.bool)}, "latent is no latent"),
+        ({"latent": torch.ones(4, 3, dtype=torch.complex64)}, "latent is no latent"),
+        ({"latent_temperature": np.ones(2)}, "latent_temperature=.* is no number; use 1.0 or 'paper'"),
+        ({"prefix": "anna \ud800"}, r"'anna .+d800' is no text in UTF-8; convert it"),
+        ({"prefix": "anna <unk>"}, "'<unk>' is not in the model's vocabulary"),
     ],
 )
 def test_arguments_of_the_wrong_kind_and_idle_ones_are_refused(zoo, values, message):
@@ -162,6 +173,8 @@ def test_arguments_of_the_wrong_kind_and_idle_ones_are_refused(zoo, values, mess
         zoo["rmdm"].generate(**values)
     with pytest.raises(ConfigError, match="infill=None is no text"):
         zoo["rmdm"].infill(None)
+    with pytest.raises(ConfigError, match="=None is no text; give a string"):
+        zoo["rmdm"].encode(None)
 
 
 def test_a_latent_that_knows_no_text_is_not_fitted_to_one(zoo):
@@ -173,6 +186,7 @@ def test_where_no_text_is_given_no_latent_is_fitted_to_it(zoo):
     assert zoo["rmdm"].generate(tokens=5).settings["latent"] == "flow"
     assert zoo["rmdm"].infill("[MASK:5]").settings["latent"] == "flow"
     assert zoo["rmdm"].infill("[MASK:4] anna").settings["latent"] == "resample"
+    assert zoo["rmdm"].generate(tokens=5, given="encode").settings["latent"] == "flow"
 
 
 @pytest.mark.parametrize("name", ["rmdm", "sedd", "ar"])
@@ -469,6 +483,28 @@ def test_a_fitted_latent_starts_at_that_of_the_given_text_where_it_can_be_read(t
     blind = load_model(release).infill(text, n=2, seed=1, rounds=1, draws=1)
     assert blind.settings == {**read.settings, "start": "draw"}
     assert not torch.equal(read.latents, blind.latents)
+
+
+@pytest.mark.parametrize("draw", ["flow", "prior"])
+def test_no_group_of_a_start_is_longer_than_noise_and_its_direction_stays(tmp_path, draw, monkeypatch):
+    model = load_model(save_release(tmp_path / "model", "rmdm", latent__draw=draw))
+    latents, x_BL = model.latents, model.ready(Request(infill="anna was [MASK] near the [MASK] .", n=2)).x_BL
+    keys_B, size = (
+        row_keys(3, range(2)),
+        latents.backbone.latent.dim if draw == "flow" else latents.backbone.latent.project,
+    )
+    exact = latents.source.noise_at(latents._condition_given(x_BL, keys_B), keys_B)
+    for factor in (0.01, 100.0):
+        given = exact * torch.tensor([factor] * size + [1.0] * (exact.shape[-1] - size))
+        monkeypatch.setattr(latents.source, "noise_at", lambda *_, given=given: given.clone())
+        start = latents._start(x_BL, keys_B, 1.0)
+        lengths = start[..., :size].norm(dim=-1)
+        assert (lengths <= size**0.5 + 1e-4).all()
+        torch.testing.assert_close(
+            torch.cosine_similarity(start[..., :size], exact[..., :size], dim=-1), torch.ones_like(lengths)
+        )
+        assert torch.equal(start[..., size:], exact[..., size:])
+        assert torch.equal(start, given) == (factor < 1)
 
 
 @pytest.mark.parametrize("draw", ["flow", "prior"])

@@ -81,8 +81,8 @@ def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:
     """The steps of each row renumbered 0, 1, ... so that none is empty before its last."""
     order_BL = np.argsort(step_BL, axis=1, kind="stable")
     sorted_BL = np.take_along_axis(step_BL, order_BL, axis=1)
-    rank_BL = np.cumsum(np.diff(sorted_BL, axis=1, prepend=NEVER) != 0, axis=1)
-    # Positions that never unmask come first and have their own rank.
+    # A row's first step, or before it those that never unmask, begins the count.
+    rank_BL = np.cumsum(np.diff(sorted_BL, axis=1, prepend=sorted_BL[:, :1]) != 0, axis=1)
     rank_BL -= sorted_BL[:, :1] == NEVER
     dense_BL = np.empty_like(step_BL)
     np.put_along_axis(dense_BL, order_BL, np.where(sorted_BL == NEVER, NEVER, rank_BL), axis=1)

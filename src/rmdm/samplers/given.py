@@ -5,7 +5,8 @@
     p(x_U | z~) ~ prod_k prod_{i in U_k} p(x_i | x_{U_1}, ..., x_{U_{k-1}}, z~)
 
 where U_1, ..., U_4 are random quarters of U, the same for all latents of a row: a chain-rule estimate in four forwards.
-Where the encoder can be had, its latent of the given text takes the place of one of the R.
+Where the encoder can be had, its latent of the given text takes the place of one of the R. That is no draw, so what is
+kept of the first round does not follow p(z | x_U) yet: it is where the rounds start from.
 
 Where a latent says much about its row, even the best of a few draws hardly fits the tokens. So more rounds follow, each
 with R draws near the latent that was kept: with nu the noise it is made of,

@@ -78,7 +78,9 @@ class Page:
         """
         before, after = prefix or "", suffix or ""
         if tokens is not None:
-            return self._closed([before, tokens, after], "prefix, tokens and suffix together")
+            named = [name for name, ids in (("prefix", before), ("tokens", tokens), ("suffix", after)) if ids]
+            together = f"{', '.join(named[:-1])} and {named[-1]} together" if named[1:] else "tokens"
+            return self._closed([before, tokens, after], together)
         if after:
             taken = sum(len(self.encode(part)) for part in (_before_gap(before), after))
             if taken >= self.room:
@@ -143,6 +145,10 @@ class Page:
         With `unknown="word"` only words of a word-level vocabulary are: others have a token for what they do not know.
         """
         backend, tokenizer = self.tokenizer.backend, self.tokenizer
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{_short(text)} is no text in UTF-8; convert it") from None
         encoded = backend.encode(text, add_special_tokens=False)
         is_words = isinstance(backend.model, models.WordLevel)
         if is_words or unknown == "token":
@@ -159,7 +165,7 @@ class Page:
         unknown = None if name is None else backend.token_to_id(name)
         for id_, (start, stop) in zip(ids, offsets, strict=True):
             word = text[start:stop]
-            if id_ == unknown and word != name:
+            if id_ == unknown and (is_words or word != name):
                 words = [token for token, id_ in backend.get_vocab().items() if not self.tokenizer.is_control[id_]]
                 hint = nearest(word, words) if is_words else ""
                 remedy = hint if hint.startswith("did") else "use what its training text has"

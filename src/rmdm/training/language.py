@@ -178,6 +178,16 @@ def start_from(backbone: DiT, ref: str, config: Config, tokenizer: Tokenizer) ->
 
 def check_same_trunk(ref: str, theirs: Config, mine: Config) -> None:
     """Refuse to start from a model whose weights have another shape here, or another meaning."""
+    if theirs.process != mine.process and "ar" in (theirs.process, mine.process):
+        raise ConfigError(
+            f"train.init_from={ref} has process={theirs.process}, which sees other parts of a row than {mine.process}; "
+            f"start from {'an ar' if mine.process == 'ar' else 'an mdlm'}"
+        )
+    if theirs.process == "mdlm" and mine.process == "sedd":
+        raise ConfigError(
+            f"train.init_from={ref} has process=mdlm, whose logits mean the same whatever is added to all of them, "
+            "and sedd's do not; start from a sedd"
+        )
     if CONDITION_FIELDS.get(theirs.process) and theirs.process != mine.process:
         raise ConfigError(
             f"train.init_from={ref} has process={theirs.process}, whose condition has no place in {mine.process}; "

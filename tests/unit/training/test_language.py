@@ -134,3 +134,17 @@ def test_a_condition_that_does_not_fit_is_no_start(make, message, shards, tmp_pa
     run(rmdm(), tmp_path / "parent", shards)
     with pytest.raises(ConfigError, match=message):
         run(with_section(make(), "train", init_from=str(tmp_path / "parent")), tmp_path / "child", shards)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ar", "mdlm", "has process=ar, which sees other parts of a row than mdlm; start from an mdlm$"),
+        ("mdlm", "ar", "has process=mdlm, which sees other parts of a row than ar; start from an ar$"),
+        ("mdlm", "sedd", "has process=mdlm, whose logits mean the same whatever is added to all of them"),
+    ],
+)
+def test_weights_of_another_meaning_are_no_start(old, new, message, shards, tmp_path):
+    run(small_config(old, steps=1), tmp_path / "parent", shards)
+    with pytest.raises(ConfigError, match=message):
+        run(small_config(new, init_from=str(tmp_path / "parent")), tmp_path / "child", shards)
