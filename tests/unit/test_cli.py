@@ -121,3 +121,15 @@ def test_numbers_of_steps_have_an_upper_limit_everywhere():
         step_counts("4,1000001")
     with pytest.raises(ConfigError, match=r"sample\.steps=1000001 is outside 1\.\."):
         resolve_config("storyworld-mini", {"sample.steps": 1_000_001})
+
+
+@pytest.mark.parametrize(("verb", "goes_on"), [("train", True), ("sample", False)])
+def test_only_verbs_that_go_on_say_so_when_interrupted(verb, goes_on, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rmdm.cli.dispatch", interrupted)
+    assert main([verb]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("rmdm: interrupted")
+    assert ("the same command goes on" in said) == goes_on

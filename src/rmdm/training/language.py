@@ -178,20 +178,21 @@ def start_from(backbone: DiT, ref: str, config: Config, tokenizer: Tokenizer) ->
 
 def check_same_trunk(ref: str, theirs: Config, mine: Config) -> None:
     """Refuse to start from a model whose weights have another shape here, or another meaning."""
+    remedy = f"start from {'a sedd' if mine.process == 'sedd' else 'an ar' if mine.process == 'ar' else 'an mdlm'}"
     if theirs.process != mine.process and "ar" in (theirs.process, mine.process):
         raise ConfigError(
             f"train.init_from={ref} has process={theirs.process}, which sees other parts of a row than {mine.process}; "
-            f"start from {'an ar' if mine.process == 'ar' else 'an mdlm'}"
+            f"{remedy}"
         )
     if theirs.process == "mdlm" and mine.process == "sedd":
         raise ConfigError(
             f"train.init_from={ref} has process=mdlm, whose logits mean the same whatever is added to all of them, "
-            "and sedd's do not; start from a sedd"
+            f"and sedd's do not; {remedy}"
         )
     if CONDITION_FIELDS.get(theirs.process) and theirs.process != mine.process:
         raise ConfigError(
             f"train.init_from={ref} has process={theirs.process}, whose condition has no place in {mine.process}; "
-            "start from an mdlm"
+            f"{remedy}"
         )
     fixed = [f"model.{part.name}" for part in fields(theirs.model) if part.name != "dropout"]
     fixed += ["data.length"] if theirs.model.learned_positions else []

@@ -141,7 +141,8 @@ def test_a_condition_that_does_not_fit_is_no_start(make, message, shards, tmp_pa
     [
         ("ar", "mdlm", "has process=ar, which sees other parts of a row than mdlm; start from an mdlm$"),
         ("mdlm", "ar", "has process=mdlm, which sees other parts of a row than ar; start from an ar$"),
-        ("mdlm", "sedd", "has process=mdlm, whose logits mean the same whatever is added to all of them"),
+        ("ar", "sedd", "has process=ar, which sees other parts of a row than sedd; start from a sedd$"),
+        ("mdlm", "sedd", "has process=mdlm, whose logits mean .* and sedd's do not; start from a sedd$"),
     ],
 )
 def test_weights_of_another_meaning_are_no_start(old, new, message, shards, tmp_path):
