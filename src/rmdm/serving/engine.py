@@ -15,8 +15,7 @@ for float ties (none on a GPU, where the network runs on blocks of one size).
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -205,7 +204,9 @@ class Engine:
     def __init__(self, *, most_rows: int = 64, most_waiting: int = 256) -> None:
         self.most_rows, self.most_waiting = most_rows, most_waiting
         self.counts = Counts()
-        self._waiting: deque[Job] = deque()
+        self._waiting: list[Job] = []
+        self._taken: list[Job] = []
+        """Taken off the queue, their latents not drawn yet."""
         self._groups: list[Group] = []
         self._fitting: list[Fitting] = []
         self._held: list[Job] = []
@@ -235,7 +236,8 @@ class Engine:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the jobs of one request, all or none; raises `Full`."""
         with self._changed:
-            if len(self._waiting) + len(jobs) > max(self.most_waiting, len(jobs)):
+            _, stay = self._choose([*self._waiting, *jobs])  # those that are about to be taken do not wait
+            if len(stay) > max(self.most_waiting, len(jobs)):
                 raise Full(len(self._waiting), self.patience())
             self._waiting.extend(jobs)
             self._changed.notify()
@@ -254,9 +256,9 @@ class Engine:
         """Rows being written."""
         return sum(job.n for job in self._active())
 
-    def _active(self) -> Iterable[Job]:
-        jobs = [*self._held, *(one.job for one in self._fitting), *(job for one in self._groups for job in one.jobs)]
-        return (job for job in jobs if not job.is_cancelled)
+    def _active(self) -> list[Job]:
+        begun = [*(one.job for one in self._fitting), *(job for one in self._groups for job in one.jobs)]
+        return [job for job in dict.fromkeys([*self._taken, *self._held, *begun]) if not job.is_cancelled]
 
     def _run(self) -> None:
         with torch.no_grad():
@@ -265,32 +267,40 @@ class Engine:
                 if self._is_closed:
                     break
                 self._begin(jobs)
+                self._taken = []
                 self._round()
         for job in [*self._active(), *self._waiting]:
             tell(job, Event("error", error=RMDMError("the server is shutting down; try again later")))
 
     def _take(self) -> list[Job]:
         """Waiting jobs for which there is room; waits where there is nothing at all to do."""
-        taken: list[Job] = []
         with self._changed:
             while not (self._waiting or self._groups or self._fitting or self._held or self._is_closed):
                 self._changed.wait()
             if self._is_closed:
                 return []
-            rows, stay, passed = self.active_rows, deque[Job](), 0
-            for job in self._waiting:
-                if job.is_cancelled:
-                    self.counts.cancelled += 1
-                elif not rows or (rows + job.n <= self.most_rows and passed < MOST_PASSED):
-                    rows += job.n
-                    taken.append(job)
-                    for other in stay:
-                        other.passed += 1
-                else:
-                    passed = max(passed, job.passed)
-                    stay.append(job)
+            self._taken, stay = self._choose(self._waiting)
+            self.counts.cancelled += len(self._waiting) - len(self._taken) - len(stay)
+            for job in stay:
+                job.passed += sum(other.asked > job.asked for other in self._taken)
             self._waiting = stay
-        return taken
+        return self._taken
+
+    def _choose(self, waiting: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+        """Those for which there is room, and those that stay; the others were given up."""
+        taken: list[Job] = []
+        stay: list[Job] = []
+        rows, passed = self.active_rows, 0
+        for job in waiting:
+            if job.is_cancelled:
+                continue
+            if not rows or (rows + job.n <= self.most_rows and passed < MOST_PASSED):
+                rows += job.n
+                taken.append(job)
+            else:
+                passed = max(passed, job.passed)
+                stay.append(job)
+        return taken, stay
 
     def _begin(self, jobs: list[Job]) -> None:
         now = time.monotonic()

@@ -162,15 +162,31 @@ def test_a_request_that_is_given_up_leaves_and_the_others_stay(models, engine):
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(models):
-    engine = Engine(most_waiting=3)
-    jobs = [Client(models["mdlm"], {"seed": seed, "steps": 2}).job for seed in range(5)]
-    engine.submit(jobs[:2])
-    with pytest.raises(Full, match="2 requests are waiting and no more are taken; try again in 1 s"):
-        engine.submit(jobs[2:4])
-    assert engine.waiting == 2
-    engine.submit(jobs[4:])
+    engine = Engine(most_rows=1, most_waiting=3)
+    jobs = [Client(models["mdlm"], {"seed": seed, "steps": 2}).job for seed in range(6)]
+    engine.submit(jobs[:3])
+    with pytest.raises(Full, match="3 requests are waiting and no more are taken; try again in 1 s"):
+        engine.submit(jobs[3:5])
+    assert engine.waiting == 3
+    engine.submit(jobs[5:])
     engine.start()
     engine.close()
+
+
+def test_requests_for_which_there_is_room_do_not_count_as_waiting(models):
+    engine = Engine(most_rows=2, most_waiting=1)
+    jobs = [Client(models["mdlm"], {"seed": seed, "steps": 2}).job for seed in range(5)]
+    for job in jobs[:3]:  # two will be written at once, one waits
+        engine.submit([job])
+    with pytest.raises(Full):
+        engine.submit([jobs[3]])
+    assert engine._take() == jobs[:2]
+    with pytest.raises(Full):  # they are at work, though nothing of them is written yet
+        engine.submit([jobs[3]])
+    jobs[0].cancel()
+    engine.submit([jobs[3]])
+    with pytest.raises(Full):
+        engine.submit([jobs[4]])
 
 
 def test_a_failing_model_fails_its_own_requests_only(models, tmp_path):
