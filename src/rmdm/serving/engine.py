@@ -257,8 +257,12 @@ class Engine:
         return sum(job.n for job in self._active())
 
     def _active(self) -> list[Job]:
-        begun = [*(one.job for one in self._fitting), *(job for one in self._groups for job in one.jobs)]
-        return [job for job in dict.fromkeys([*self._taken, *self._held, *begun]) if not job.is_cancelled]
+        # Other threads look too. Jobs go from each of these to one further on, and are there before they leave the one
+        # they come from; so read in this order, none is missed.
+        jobs = [*self._taken, *self._held]
+        jobs += [one.job for one in self._fitting]
+        jobs += [job for one in self._groups for job in one.jobs]
+        return [job for job in dict.fromkeys(jobs) if not job.is_cancelled]
 
     def _run(self) -> None:
         with torch.no_grad():
@@ -311,8 +315,8 @@ class Engine:
         self._held += [job for job, by in ways.items() if by == "flow"]
         self._draw([job for job, by in ways.items() if by in ("prior", "none", "null")])
         if self._held and self._is_time(now):
-            held, self._held = self._held, []
-            self._draw(held)
+            self._draw(self._held)
+            self._held = []
             self._draw_seconds = time.monotonic() - now
 
     def _draw(self, jobs: Sequence[Job]) -> None:
@@ -340,18 +344,19 @@ class Engine:
         """One step of all that is being written, and a round of one latent that is being fitted."""
         self._drop()
         if self._fitting:
-            one = self._fitting.pop(0)  # they take turns: a round is long
-            self._fitting.append(one)
+            one, *others = self._fitting
+            self._fitting = [*others, one]  # they take turns: a round is long
             self._guard([one.job], one.advance)
             if one.is_done:
-                self._fitting.remove(one)
                 self._group([(one.job, one.latent)])
+                self._fitting = others
         models = {id(group.model): group.model for group in self._groups}
         for key, model in models.items():
             groups = [group for group in self._groups if id(group.model) == key and group.written_BL is None]
             self._guard([job for group in groups for job in group.jobs], lambda m=model, g=groups: self._step(m, g))
-        for group in [group for group in self._groups if group.written_BL is not None]:
-            self._groups.remove(group)
+        written = [group for group in self._groups if group.written_BL is not None]
+        self._groups = [group for group in self._groups if group.written_BL is None]
+        for group in written:
             self._guard(group.jobs, group.finish)
             self._count(group)
 

@@ -282,3 +282,13 @@ def test_rows_that_were_given_up_are_not_counted(models):
         client.job.cancel()
     engine._held = [client.job for client in clients]
     assert engine.active_rows == 2
+
+
+def test_rows_whose_latents_are_being_drawn_are_counted(models, monkeypatch):
+    engine, seen = Engine(most_rows=8), []
+    clients = [Client(models["rmdm"], {"n": 2, "seed": seed, "steps": 3}) for seed in range(3)]
+    monkeypatch.setattr("rmdm.serving.engine.draw_together", lambda jobs: seen.append(engine.active_rows) or [])
+    engine._held = [client.job for client in clients]  # since an earlier round
+    engine._begin([])
+    assert seen == [6, 6]  # before, for new jobs, of which there are none, and now
+    assert engine._held == []
