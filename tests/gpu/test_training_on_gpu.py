@@ -7,6 +7,9 @@ import json
 import pytest
 import torch
 
+from rmdm.backbone import cross_entropy
+from rmdm.backbone.cross_entropy import linear_cross_entropy
+from rmdm.backbone.gelu import gelu
 from rmdm.errors import TrainingError
 from rmdm.hub import load_model
 from rmdm.samplers.generate import autocast, own_settings
@@ -47,6 +50,36 @@ def test_compiled_fp32_steps_have_the_losses_of_the_cpu(process, optimizer, shar
     on_gpu = run(config, tmp_path / "gpu", shards, "cuda")
     assert on_gpu == pytest.approx(on_cpu, abs=2e-3)
     assert on_cpu[0] - on_cpu[-1] > 0.05
+
+
+@pytest.mark.parametrize("score_entropy", [False, True])
+@pytest.mark.parametrize("vocab", [50, 9000])
+def test_compiled_the_fused_cross_entropy_has_the_values_and_gradients_of_the_plain_one(
+    vocab, score_entropy, monkeypatch
+):
+    generator = torch.Generator().manual_seed(0)
+    h, head = (torch.randn(n, 64, generator=generator).cuda().requires_grad_() for n in (300, vocab + 62))
+    target, weight = torch.randint(vocab, (300,), generator=generator).cuda(), torch.rand(300).cuda()
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr(cross_entropy, "fuses", lambda _, fused=fused: fused)
+        torch.compiler.reset()
+        function = torch.compile(linear_cross_entropy, fullgraph=True)
+        with torch.autocast("cuda", enabled=False):
+            loss = function(h, head / 8, target, weight, vocab, score_entropy)
+            found.append((loss.detach(), *torch.autograd.grad(3 * loss, (h, head))))
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-3 * float(plain.abs().max()))
+
+
+def test_compiled_the_gelu_is_torchs_own():
+    x = torch.linspace(-9, 9, 4096, device="cuda").requires_grad_()
+    y = torch.compile(gelu, fullgraph=True)(x)
+    expected = torch.nn.functional.gelu(x)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(each.sum(), x)[0] for each in (y, expected)), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_bf16_stays_close_to_fp32(shards, tmp_path):

@@ -2,7 +2,7 @@
 
 The gradients of hidden states and head are made in the forward pass, while a chunk's logits are at hand: nothing is
 recomputed, and only the chunk (in the compute dtype) is ever held. That costs the 6 N V D operations that are needed
-and no more.
+and no more. On a GPU with Triton one kernel goes over a chunk's logits (`backbone.kernels`).
 
 Score entropy (SEDD) differs in one place: f_y = exp(logit_y - log V) stands where softmax does, and is not normalised.
 
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from rmdm.backbone.triton_here import can_fuse
 
 # Elements of one chunk of logits: large enough to keep a GPU's matrix units busy, small enough for a CPU's memory.
 CHUNK_ELEMENTS = {"cuda": 2**28, "cpu": 2**22}
@@ -60,11 +62,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head = head_VD.to(h_ND.dtype)
         rows = _chunk_rows(h_ND, head)
         for h, target, weight in zip(h_ND.split(rows), target_N.split(rows), weight_N.split(rows), strict=True):
-            logits, shift, row_loss = _logits_and_loss(h, head, target, vocab_size, score_entropy)
+            row_loss, d_logits = _loss_and_gradient(h, head, target, weight, vocab_size, score_entropy)
             loss = loss + (row_loss * weight).sum()
-            hit = torch.arange(vocab_size, device=h.device)[None, :] == target[:, None]
-            d_logits = (((logits - shift[:, None]).exp() - hit.float()) * weight[:, None]).to(h.dtype)
-            d_logits = F.pad(d_logits, (0, len(head) - vocab_size))
             d_h.append(d_logits @ head)
             d_head = d_head + d_logits.T @ h
         ctx.save_for_backward(torch.cat(d_h), d_head)
@@ -81,6 +80,26 @@ def _chunk_rows(h_ND: Tensor, head_VD: Tensor) -> int:
     most = max(64, CHUNK_ELEMENTS.get(h_ND.device.type, 2**22) // len(head_VD))
     parts = -(-len(h_ND) // most)
     return -(-len(h_ND) // max(parts, 1)) or 1
+
+
+def fuses(h_ND: Tensor) -> bool:
+    """Whether one kernel makes losses and gradients."""
+    return h_ND.is_cuda and can_fuse()
+
+
+def _loss_and_gradient(
+    h_ND: Tensor, head_PD: Tensor, target_N: Tensor, weight_N: Tensor, vocab_size: int, score_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """Each row's loss, and the gradient of their weighted sum by all columns of the head."""
+    if fuses(h_ND):
+        from rmdm.backbone.kernels import loss_and_gradient_
+
+        d_logits = h_ND @ head_PD.T
+        return loss_and_gradient_(d_logits, target_N, weight_N, vocab_size, score_entropy), d_logits
+    logits, shift, row_loss = _logits_and_loss(h_ND, head_PD, target_N, vocab_size, score_entropy)
+    hit = torch.arange(vocab_size, device=h_ND.device)[None, :] == target_N[:, None]
+    d_logits = (((logits - shift[:, None]).exp() - hit.float()) * weight_N[:, None]).to(h_ND.dtype)
+    return row_loss, F.pad(d_logits, (0, len(head_PD) - vocab_size))
 
 
 def _logits_and_loss(

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rmdm.backbone.dropout import dropout
+from rmdm.backbone.gelu import gelu
 from rmdm.backbone.latent import Latent
 from rmdm.backbone.time import Time
 from rmdm.config import ModelConfig
@@ -134,7 +135,7 @@ class Block(nn.Module):
         h_BGTD = (h_BGTD + (1 + gate1) * a.view_as(h_BGTD)).to(h_BLD.dtype)
 
         m = self.norm2(h_BGTD) * (1 + scale2) + shift2
-        m = self.down(F.gelu(self.up(m.to(h_BLD.dtype)))).view(B, L, D)
+        m = self.down(gelu(self.up(m.to(h_BLD.dtype)))).view(B, L, D)
         m = dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)
         return (h_BGTD + (1 + gate2) * m.view_as(h_BGTD)).to(h_BLD.dtype).view(B, L, D)
 

@@ -22,6 +22,6 @@ def profiled(device: torch.device, title: str, path: Path) -> Iterator[None]:
         yield
         synchronize(device)
     sort = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    table = profiler.key_averages().table(sort_by=sort, row_limit=40, max_name_column_width=90)
+    table = profiler.key_averages().table(sort_by=sort, row_limit=100, max_name_column_width=90)
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{title}\n{table}\n")

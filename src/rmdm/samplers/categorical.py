@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rmdm.samplers.fused import can_fuse
+from rmdm.backbone.triton_here import can_fuse
 
 RUN = 256
 """Tokens whose probabilities are added up together: about the square root of a large vocabulary."""

@@ -5,35 +5,13 @@ stream, normalise and modulate. The GELU goes with the product before it, which 
 0.0005, about what bf16 rounds a number of 0.2 by. All else is computed as `Block.forward` does, in the same precision.
 """
 
-import logging
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rmdm.backbone.dit import Block, DiT
-
-LOG = logging.getLogger(__name__)
-
-
-@cache
-def can_fuse() -> bool:
-    """Whether the kernels run here: torch brings Triton for NVIDIA GPUs, but it needs a C compiler."""
-    if not torch.cuda.is_available() or find_spec("triton") is None:
-        return False
-    from rmdm.samplers.kernels import draw
-
-    try:
-        draw(torch.zeros(1, 2, device="cuda"), torch.zeros(1, device="cuda", dtype=torch.float64), 1.0)
-    except Exception as error:  # no compiler, no headers, a driver too old: texts can be written without
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        LOG.warning("Triton cannot be used (%s): texts are written without fused kernels, more slowly", reason)
-        return False
-    return True
-
 
 @torch.no_grad()
 def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, zero_K: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from rmdm.samplers.categorical import RUN
 
-NORM_TILE = {"none": (4096, 4), "float": (4096, 8), "packed": (2048, 8)}
-"""Numbers that one program normalises, and its warps: the fastest tried on an H200 at width 768 (`float`: not tried).
-Packed, eight a thread, as many as it reads of bf16 at once: else bytes have to change places between threads."""
+NORM_ROWS, NORM_WARPS = 4, 4
+"""Positions that one program normalises, and its warps: one each, so that no sum crosses a warp."""
+NORM_PART = 256
+"""Numbers of a position that are read at once: eight a thread, 16 bytes of bf16. Whole parts need no masks."""
 ROTATE_ROWS, ROTATE_WARPS = 2, 4
 """Positions that one program turns, and its warps."""
 RUNS = 4
@@ -25,74 +26,107 @@ LEAST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _stored(six, row_R, which, column_C, seen_RC, D, SIX: tl.constexpr):
-    """What the condition of some rows' groups adds to vector `which` of a block's six, as it is stored."""
-    place_RC = (row_R * 6 + which)[:, None].to(tl.int64) * D + column_C[None, :]
+def _stored(six, first_R1, column_C, seen_RC, D: tl.constexpr, SIX: tl.constexpr):
+    """Part of what the condition of some rows' groups adds to one of a block's six vectors, as it is stored."""
+    place_RC = first_R1 + column_C[None, :]
+    if D % 8 == 0:
+        # Eight at a time, as all else is read: else numbers would have to change places between threads.
+        place_RC = tl.max_contiguous(tl.multiple_of(place_RC, [1, 8]), [1, 8])
     if SIX == "none":
         return 0.0
     elif SIX == "packed":
         # These are read once, and should not drive from the cache what is read again soon.
-        return tl.load(six + place_RC, mask=seen_RC, other=0, eviction_policy="evict_first")
+        return tl.load(six + place_RC, mask=seen_RC, eviction_policy="evict_first")
     else:
-        return tl.load(six + place_RC, mask=seen_RC, other=0)
+        return tl.load(six + place_RC, mask=seen_RC)
 
 
 @triton.jit
-def _units(unit, row_R, which, SIX: tl.constexpr):
+def _units(unit, first_R, is_row_R, SIX: tl.constexpr):
     """What a step of those is worth."""
     if SIX == "packed":
-        return tl.load(unit + row_R * 6 + which)[:, None]
+        return tl.load(unit + first_R, mask=is_row_R)[:, None]
     else:
         return 1.0
 
 
 @triton.jit
-def _vector(own, which, column_C, D, stored_RC, unit_R1, SIX: tl.constexpr):
-    """Vector `which` of a block's six at some rows: its own, and what the condition adds."""
-    own_C = tl.load(own + which * D + column_C, mask=column_C < D, other=0.0)[None, :].to(tl.float32)
+def _vector(own_RC, stored_RC, unit_R1, SIX: tl.constexpr):
+    """Part of one of a block's six vectors at some rows: its own, and what the condition adds."""
     if SIX == "none":
-        return own_C
+        return own_RC
     else:
-        return own_C + stored_RC.to(tl.float32) * unit_R1
+        return own_RC + stored_RC.to(tl.float32) * unit_R1
 
 
 @triton.jit(do_not_specialize=["gate", "shift"])
 def _residual_norm(
     h, a, m, gate_own, gate_six, gate_unit, gate, norm_own, norm_six, norm_unit, shift,
-    rows, N, L, group, row_step, D, eps,
-    ADDS: tl.constexpr, LAST: tl.constexpr, SIX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    rows, N, L, group, row_step, eps, D: tl.constexpr,
+    ADDS: tl.constexpr, LAST: tl.constexpr, SIX: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
+    PARTS: tl.constexpr = (D + PART - 1) // PART
     position_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column_C = tl.arange(0, BLOCK)
     is_row_R = position_R < N
-    seen_RC = is_row_R[:, None] & (column_C < D)[None, :]
-    place_RC = position_R[:, None] * D + column_C[None, :]
     row_R = (position_R % L) // group
     if SIX != "none":
         row_R += tl.load(rows + position_R // L, mask=is_row_R, other=0).to(tl.int32) * row_step
+    place_R1, same_R1 = position_R[:, None] * D, position_R[:, None] * 0
+    gate_R, shift_R = row_R.to(tl.int64) * 6 + gate, row_R.to(tl.int64) * 6 + shift
     # All that comes from far is asked for first, so that it is on its way at the same time.
-    h_RC = tl.load(h + place_RC, mask=seen_RC, other=0.0).to(tl.float32)
-    if ADDS:
-        a_RC = tl.load(a + place_RC, mask=seen_RC, other=0.0).to(tl.float32)
-        gates_RC = _stored(gate_six, row_R, gate, column_C, seen_RC, D, SIX)
-        gate_unit_R1 = _units(gate_unit, row_R, gate, SIX)
-    if not LAST:
-        scales_RC = _stored(norm_six, row_R, shift + 1, column_C, seen_RC, D, SIX)
-        shifts_RC = _stored(norm_six, row_R, shift, column_C, seen_RC, D, SIX)
-        scale_unit_R1, shift_unit_R1 = _units(norm_unit, row_R, shift + 1, SIX), _units(norm_unit, row_R, shift, SIX)
-    if ADDS:
-        sum_RC = h_RC + (1 + _vector(gate_own, gate, column_C, D, gates_RC, gate_unit_R1, SIX)) * a_RC
-        rounded_RC = sum_RC.to(h.dtype.element_ty)
-        tl.store(h + place_RC, rounded_RC, mask=seen_RC)
-        h_RC = rounded_RC.to(tl.float32)
-    apart_RC = tl.where(seen_RC, h_RC - tl.sum(h_RC, axis=1)[:, None] / D, 0.0)
-    normed_RC = apart_RC * tl.rsqrt(tl.sum(apart_RC * apart_RC, axis=1) / D + eps)[:, None]
-    if LAST:
-        m_RC = normed_RC * tl.load(norm_own + column_C, mask=column_C < D, other=0.0)[None, :].to(tl.float32)
-    else:
-        scale_RC = 1 + _vector(norm_own, shift + 1, column_C, D, scales_RC, scale_unit_R1, SIX)
-        m_RC = normed_RC * scale_RC + _vector(norm_own, shift, column_C, D, shifts_RC, shift_unit_R1, SIX)
-    tl.store(m + place_RC, m_RC.to(m.dtype.element_ty), mask=seen_RC)
+    h_P, a_P, gates_P, shifts_P, scales_P = (), (), (), (), ()
+    for k in tl.static_range(PARTS):
+        column_C = k * PART + tl.arange(0, PART)
+        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < D)[None, :]
+        h_P = h_P + (tl.load(h + place_R1 + column_C[None, :], mask=seen_RC),)
+        if ADDS:
+            a_P = a_P + (tl.load(a + place_R1 + column_C[None, :], mask=seen_RC),)
+            gates_P = gates_P + (_stored(gate_six, gate_R[:, None] * D, column_C, seen_RC, D, SIX),)
+        if not LAST:
+            shifts_P = shifts_P + (_stored(norm_six, shift_R[:, None] * D, column_C, seen_RC, D, SIX),)
+            scales_P = scales_P + (_stored(norm_six, (shift_R + 1)[:, None] * D, column_C, seen_RC, D, SIX),)
+    gate_unit_R1 = _units(gate_unit, gate_R, is_row_R, SIX)
+    shift_unit_R1 = _units(norm_unit, shift_R, is_row_R, SIX)
+    scale_unit_R1 = _units(norm_unit, shift_R + 1, is_row_R, SIX)
+    sum_P, total_RC = (), tl.zeros([ROWS, PART], tl.float32)
+    for k in tl.static_range(PARTS):
+        column_C = k * PART + tl.arange(0, PART)
+        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < D)[None, :]
+        sum_RC = h_P[k].to(tl.float32)
+        if ADDS:
+            # The same for all rows, but read as if it were not, in the layout of what it is multiplied with.
+            own_RC = tl.load(gate_own + gate * D + same_R1 + column_C[None, :], mask=seen_RC).to(tl.float32)
+            sum_RC += _vector(1 + own_RC, gates_P[k], gate_unit_R1, SIX) * a_P[k].to(tl.float32)
+            rounded_RC = sum_RC.to(h.dtype.element_ty)
+            tl.store(h + place_R1 + column_C[None, :], rounded_RC, mask=seen_RC)
+            sum_RC = rounded_RC.to(tl.float32)
+        if not WHOLE:
+            sum_RC = tl.where(seen_RC, sum_RC, 0.0)
+        sum_P = sum_P + (sum_RC,)
+        total_RC += sum_RC
+    mean_R1 = (tl.sum(total_RC, axis=1) / D)[:, None]
+    apart_P, total_RC = (), tl.zeros([ROWS, PART], tl.float32)
+    for k in tl.static_range(PARTS):
+        column_C = k * PART + tl.arange(0, PART)
+        apart_RC = sum_P[k] - mean_R1
+        if not WHOLE:
+            apart_RC = tl.where((column_C < D)[None, :], apart_RC, 0.0)
+        apart_P = apart_P + (apart_RC,)
+        total_RC += apart_RC * apart_RC
+    scale_R1 = tl.rsqrt(tl.sum(total_RC, axis=1) / D + eps)[:, None]
+    for k in tl.static_range(PARTS):
+        column_C = k * PART + tl.arange(0, PART)
+        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < D)[None, :]
+        own_RC = norm_own + same_R1 + column_C[None, :]
+        if LAST:
+            m_RC = apart_P[k] * scale_R1 * tl.load(own_RC, mask=seen_RC).to(tl.float32)
+        else:
+            scale_RC = 1 + tl.load(own_RC + (shift + 1) * D, mask=seen_RC).to(tl.float32)
+            shift_RC = tl.load(own_RC + shift * D, mask=seen_RC).to(tl.float32)
+            m_RC = apart_P[k] * scale_R1 * _vector(scale_RC, scales_P[k], scale_unit_R1, SIX)
+            m_RC += _vector(shift_RC, shifts_P[k], shift_unit_R1, SIX)
+        tl.store(m + place_R1 + column_C[None, :], m_RC.to(m.dtype.element_ty), mask=seen_RC)
 
 
 class Modulation:
@@ -132,15 +166,19 @@ def residual_norm(
     last = isinstance(norms, Tensor)
     normal = Modulation(norms) if isinstance(norms, Tensor) else norms
     first = gates if gates is not None else normal
-    m_ND, kind, block = torch.empty_like(h_ND), (first if last else normal).kind, triton.next_power_of_2(D)
-    numbers, warps = NORM_TILE[kind]
-    rows = max(1, numbers // block)
-    _residual_norm[(triton.cdiv(N, rows),)](
+    m_ND, kind, part = torch.empty_like(h_ND), (first if last else normal).kind, _part(D)
+    _residual_norm[(triton.cdiv(N, NORM_ROWS),)](
         h_ND, a_ND if a_ND is not None else h_ND, m_ND, *first.operands(), gate, *normal.operands(), shift,
-        rows_R, N, length, group, row_step, D, eps,
-        ADDS=a_ND is not None, LAST=last, SIX=kind, ROWS=rows, BLOCK=block, num_warps=warps,
+        rows_R, N, length, group, row_step, eps, D=D, ADDS=a_ND is not None, LAST=last, SIX=kind,
+        ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
     )  # fmt: skip
     return m_ND
+
+
+def _part(width: int) -> int:
+    """Numbers of a position to read at once: as many as divide it up, if those are not too few."""
+    even = min(NORM_PART, width & -width)
+    return even if even >= min(64, width) else min(NORM_PART, triton.next_power_of_2(width))
 
 
 @triton.jit

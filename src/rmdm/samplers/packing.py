@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rmdm.samplers.fused import can_fuse
+from rmdm.backbone.triton_here import can_fuse
 
 
 def packed(six: Sequence[Tensor]) -> list[Tensor]:

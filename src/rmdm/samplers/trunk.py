@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from rmdm.backbone.dit import DiT
 from rmdm.backbone.recording import Held, Recording
-from rmdm.samplers.fused import can_fuse, fused_forward
+from rmdm.backbone.triton_here import can_fuse
+from rmdm.samplers.fused import fused_forward
 from rmdm.samplers.packing import unpacked
 
 LEAST_ROOM, MOST_ROOM = 8, 128

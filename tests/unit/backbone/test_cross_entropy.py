@@ -10,9 +10,13 @@ from rmdm.backbone.cross_entropy import linear_cross_entropy, linear_nll
 N, D, V, PADDED = 101, 16, 50, 64
 
 
-@pytest.fixture(params=[2**22, 64 * 64], ids=["one chunk", "several chunks"])
+@pytest.fixture(params=["one chunk", "several chunks", "several chunks, fused"])
 def case(request, monkeypatch):
-    monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", request.param)
+    monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", 2**22 if request.param == "one chunk" else 64 * 64)
+    if "fused" in request.param:
+        kernels = pytest.importorskip("rmdm.backbone.kernels", reason="needs Triton")
+        monkeypatch.setattr(cross_entropy, "fuses", lambda _: True)
+        monkeypatch.setattr(kernels, "BLOCK", 16)  # 50 logits in four steps, the last of which is not full
     g = torch.Generator().manual_seed(0)
     h = torch.randn(N, D, generator=g).requires_grad_()
     head = torch.randn(PADDED, D, generator=g).requires_grad_()

@@ -38,11 +38,13 @@ def plain(h_ND, a_ND, own, six, gate, shift, last=None):
     return h_BGTD.reshape(-1, D), m.to(h_ND.dtype).reshape(-1, D)
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 4])
+@pytest.mark.parametrize(("rows_at_once", "numbers_at_once"), [(1, 256), (4, 8), (8, 8)])
 @pytest.mark.parametrize("kind", ["none", "one row", "groups", "packed"])
 @pytest.mark.parametrize("part", ["first", "inner", "last"])
-def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, monkeypatch):
-    monkeypatch.setattr(kernels, "NORM_TILE", dict.fromkeys(kernels.NORM_TILE, (rows_at_once * 32, 4)))
+def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, numbers_at_once, monkeypatch):
+    # 24 numbers are three parts of eight, or less than one of 256; 12 positions are not two times eight.
+    monkeypatch.setattr(kernels, "NORM_ROWS", rows_at_once)
+    monkeypatch.setattr(kernels, "NORM_PART", numbers_at_once)
     h_ND, a_ND = normal(R * L, D).bfloat16(), normal(R * L, D, seed=1).bfloat16()
     own, six, unit = normal(6, D, seed=2), None, None
     if kind != "none":
@@ -75,6 +77,11 @@ def test_residual_norm_takes_the_next_blocks_vectors_for_the_norm():
         h_ND, ROWS_R, a_ND, kernels.Modulation(this, six), 5, kernels.Modulation(following, other), shift=0
     )
     torch.testing.assert_close(found, want, atol=0.03, rtol=0.01)
+
+
+@pytest.mark.parametrize(("width", "part"), [(16, 16), (24, 32), (256, 256), (384, 128), (768, 256), (1000, 256), (4096, 256)])
+def test_a_width_is_read_in_parts_that_divide_it_if_they_are_not_tiny(width, part):
+    assert kernels._part(width) == part
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(3, 8), (4, 12)])
@@ -176,6 +183,7 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from rmdm.backbone import kernels as training
 from rmdm.samplers import kernels
 
 def compiled(kernel, types, **constants):
@@ -188,12 +196,12 @@ def compiled(kernel, types, **constants):
 def many(kind, names):
     return dict.fromkeys(names.split(), kind)
 
-whole = many("i32", "gate shift N L group row_step D") | {"rows": "*i64", "eps": "fp32"}
+whole = many("i32", "gate shift N L group row_step") | {"rows": "*i64", "eps": "fp32"}
 for six, kind in (("none", "*fp32"), ("float", "*bf16"), ("packed", "*i8")):
-    for adds, last in ((False, False), (True, False), (True, True)):
+    for adds, last, exact in ((False, False, True), (True, False, True), (True, True, True), (True, False, False)):
         pointers = many("*bf16", "h a m") | many("*fp32", "gate_own norm_own gate_unit norm_unit")
         types = whole | pointers | many(kind, "gate_six norm_six")
-        compiled(kernels._residual_norm, types, ADDS=adds, LAST=last, SIX=six, ROWS=2, BLOCK=64)
+        compiled(kernels._residual_norm, types, ADDS=adds, LAST=last, SIX=six, ROWS=2, PART=64, D=128, WHOLE=exact)
 types = many("i32", "N L heads half stride") | many("*fp32", "cos sin") | {"x": "*bf16"}
 compiled(kernels._rotate, types, ROWS=2, HEADS=8, HALF=16)
 for kind in ("*bf16", "*fp32"):
@@ -201,6 +209,10 @@ for kind in ("*bf16", "*fp32"):
     compiled(kernels._add_up_runs, types, RUNS=4, RUN=256)
     compiled(kernels._choose, types | {"uniform": "*fp64", "token": "*i64"}, BLOCK=64, RUN=256)
 compiled(kernels._pack, {"x": "*bf16", "packed": "*i8", "unit": "*fp32", "D": "i32"}, BLOCK=64)
+for kind in ("*bf16", "*fp32"):
+    types = many("*fp32", "weight loss") | {"logits": kind, "target": "*i64", "uniform": "fp32"}
+    for score in (False, True):
+        compiled(training._loss_and_gradient, types, V=100, P=192, SCORE=score, BLOCK=64)
 print("all compiled")
 """
 

@@ -8,7 +8,6 @@ import torch
 
 from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample
 from rmdm.samplers.denoiser import Ask, hidden_together
-from rmdm.samplers.fused import can_fuse
 from rmdm.samplers.trunk import MOST_ROOM, Trunk, forward
 from tests.reference.tiny import tiny_backbone
 
@@ -71,24 +70,6 @@ def test_fused_and_guided_requests_merge():
         if one.null_ND is not None:
             torch.testing.assert_close(one.null_ND, other.null_ND)
     assert not torch.allclose(alone[0].h_ND, alone[1].h_ND)
-
-
-@needs_triton
-def test_where_triton_cannot_compile_texts_are_written_without(monkeypatch, caplog):
-    def no_compiler(*_):
-        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
-
-    zeros = torch.zeros
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None, **options: zeros(*shape, **options))
-    can = can_fuse.__wrapped__
-    assert can()
-    monkeypatch.setattr("rmdm.samplers.kernels.draw", no_compiler)
-    assert not can()
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "Triton cannot be used (Failed to find C compiler.): texts are written without fused kernels, more slowly"
-    )
 
 
 def test_a_model_told_the_time_needs_it():
