@@ -77,9 +77,7 @@ def test_compiled_the_gelu_is_torchs_own():
     y = torch.compile(gelu, fullgraph=True)(x)
     expected = torch.nn.functional.gelu(x)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(each.sum(), x)[0] for each in (y, expected)), rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, expected)), rtol=1e-5, atol=1e-6)
 
 
 def test_bf16_stays_close_to_fp32(shards, tmp_path):

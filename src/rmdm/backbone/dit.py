@@ -31,6 +31,9 @@ from rmdm.backbone.latent import Latent
 from rmdm.backbone.time import Time
 from rmdm.config import ModelConfig
 
+FEW = 8
+"""Positions of a group below which there are about as many modulations as there are activations."""
+
 
 class LayerNorm(nn.Module):
     """Layer norm computed in fp32; scale and shift come from the block's modulation."""
@@ -118,11 +121,8 @@ class Block(nn.Module):
         `six_BG6D`, or what `modulate` makes of the condition `c_BGC`, is added to the block's own six vectors.
         """
         B, L, D = h_BLD.shape
-        if c_BGC is not None:
-            six_BG6D = self.modulate(c_BGC)
-        G = 1 if six_BG6D is None else six_BG6D.shape[1]
-        modulation = self.modulation if six_BG6D is None else self.modulation + six_BG6D[:, :, None]
-        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(-2)  # (D), or (B, G, 1, D)
+        G = six_BG6D.shape[1] if six_BG6D is not None else c_BGC.shape[1] if c_BGC is not None else 1
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.vectors(c_BGC, six_BG6D, L // G)
         h_BGTD = h_BLD.view(B, G, L // G, D)  # so that the groups' vectors reach their positions without being copied
 
         a = self.norm1(h_BGTD) * (1 + scale1) + shift1
@@ -138,6 +138,21 @@ class Block(nn.Module):
         m = self.down(gelu(self.up(m.to(h_BLD.dtype)))).view(B, L, D)
         m = dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)
         return (h_BGTD + (1 + gate2) * m.view_as(h_BGTD)).to(h_BLD.dtype).view(B, L, D)
+
+    def vectors(self, c_BGC: Tensor | None, six_BG6D: Tensor | None, positions: int) -> Sequence[Tensor]:
+        """Shift, scale - 1 and gate - 1 of attention, then of the MLP: (D) each, or (B, G, 1, D)."""
+        if c_BGC is not None and positions < FEW:
+            # One product each, since gradients of so many vectors would have to be copied to lie together.
+            assert self.condition is not None
+            weights = self.condition.weight.unflatten(0, (6, -1)).unbind(0)
+            return [
+                own_D + F.linear(c_BGC, each)[:, :, None]
+                for own_D, each in zip(self.modulation.unbind(0), weights, strict=True)
+            ]
+        if c_BGC is not None:
+            six_BG6D = self.modulate(c_BGC)
+        modulation = self.modulation if six_BG6D is None else self.modulation + six_BG6D[:, :, None]
+        return modulation.unbind(-2)
 
     def modulate(self, c_BGC: Tensor) -> Tensor:
         """What the condition of each group adds to the block's six vectors, (B, G, 6, D)."""

@@ -1,8 +1,8 @@
 """GELU, exact to float32, in a form whose two passes over memory are all it costs on a GPU.
 
 x Phi(x) by its definition takes an error function, which is slower there than the memory it reads. Its tail is
-Phi(-|x|) = exp(-x^2 / 2) P(t) / 2 with t = 1 / (1 + p |x| / sqrt 2) and a polynomial P [Abramowitz and Stegun 7.1.26], off by less
-than 1e-7; the derivative Phi(x) + x phi(x) has the same exponential in it.
+Phi(-|x|) = exp(-x^2 / 2) P(t) / 2 with t = 1 / (1 + p |x| / sqrt 2) and a polynomial P [Abramowitz and Stegun 7.1.26],
+off by less than 1e-7; the derivative Phi(x) + x phi(x) has the same exponential in it.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Triton kernel of training on a GPU: a chunk's losses, and the gradient in the place of its logits.
 
-Compiled torch goes through the logits twice and computes addresses for as long as it reads. Here a program has one row, which
-comes from memory once. Under `TRITON_INTERPRET=1` it runs on a CPU, which is how it is tested without a GPU.
+Compiled torch goes through the logits twice and computes addresses for as long as it reads. Here a program has one row,
+which comes from memory once. Under `TRITON_INTERPRET=1` it runs on a CPU, which is how it is tested without a GPU.
 """
 
 import math
@@ -73,7 +73,7 @@ def loss_and_gradient_(
     loss_N = torch.empty(N, device=logits_NP.device, dtype=torch.float32)
     if N:
         _loss_and_gradient[(N,)](
-            logits_NP, target_N, weight_N, loss_N, math.log(vocab_size), V=vocab_size, P=P, SCORE=score_entropy, BLOCK=BLOCK,
-            num_warps=WARPS,
+            logits_NP, target_N, weight_N, loss_N, math.log(vocab_size),
+            V=vocab_size, P=P, SCORE=score_entropy, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return loss_N

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rmdm.backbone.dit import Block, DiT
 
+
 @torch.no_grad()
 def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, zero_K: Tensor) -> Tensor:
     """Hidden states (R, L, D) of rows, row r under the modulations of row `rows_R[r]` of `six`, packed or not.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rmdm.backbone import dit
 from rmdm.backbone.dit import Causes
 from rmdm.backbone.latent import Latent, projection
 from rmdm.config import LatentConfig
@@ -34,6 +35,19 @@ def test_directions_are_spread_evenly():
     first = torch.stack([projection(8, 1, seed)[0] for seed in range(400)])
     assert (first.mean(0).abs() < 4 * (1 / 8 / 400) ** 0.5).all()
     torch.testing.assert_close((first**2).mean(0), torch.full((8,), 1 / 8, dtype=torch.float64), rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize("groups", [2, 12])
+def test_modulations_made_one_by_one_are_those_made_together(groups, monkeypatch):
+    model = tiny_backbone(20, 12, groups=groups)
+    x_BL, z = torch.randint(20, (3, 12)), torch.randn(3, groups, 3)
+    found = []
+    for few in (0, 13):
+        monkeypatch.setattr(dit, "FEW", few)
+        h_BLD = model(x_BL, c_BGC=model.latent(z))
+        found.append([h_BLD, *torch.autograd.grad(h_BLD.square().sum(), list(model.blocks.parameters()))])
+    for together, alone in zip(*found, strict=True):
+        torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4 * float(together.detach().abs().max()))
 
 
 def keys(count: int) -> torch.Tensor:

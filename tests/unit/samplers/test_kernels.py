@@ -79,7 +79,9 @@ def test_residual_norm_takes_the_next_blocks_vectors_for_the_norm():
     torch.testing.assert_close(found, want, atol=0.03, rtol=0.01)
 
 
-@pytest.mark.parametrize(("width", "part"), [(16, 16), (24, 32), (256, 256), (384, 128), (768, 256), (1000, 256), (4096, 256)])
+@pytest.mark.parametrize(
+    ("width", "part"), [(16, 16), (24, 32), (256, 256), (384, 128), (768, 256), (1000, 256), (4096, 256)]
+)
 def test_a_width_is_read_in_parts_that_divide_it_if_they_are_not_tiny(width, part):
     assert kernels._part(width) == part
 
