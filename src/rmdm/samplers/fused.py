@@ -20,19 +20,24 @@ def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, row
 
     `zero_K` is the bias of the hidden layers.
     """
-    from rmdm.samplers.kernels import Modulation, residual_norm, rotate_
+    from rmdm.backbone.kernels import Vector, residual_norm
+    from rmdm.samplers.kernels import rotate_
 
     if backbone.causal:
         raise ValueError("a fused pass sees the whole row, and this model must not")
     (R, L), blocks = x_RL.shape, [block for block in backbone.blocks if isinstance(block, Block)]
     count = len(blocks)
     packed = six is not None and len(six) > count
+    # Shift, scale and gate of attention, then of the MLP, block after block.
     vectors = [
-        Modulation(
-            block.modulation,
-            six[k] if six is not None else None,
-            six[count + k] if six is not None and packed else None,
-        )
+        [
+            Vector(
+                own_D,
+                six[k][..., which, :] if six is not None else None,
+                six[count + k][..., which, :] if six is not None and packed else None,
+            )
+            for which, own_D in enumerate(block.modulation)
+        ]
         for k, block in enumerate(blocks)
     ]
     cos, sin = backbone.rotary(0, L)
@@ -40,16 +45,18 @@ def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, row
     if backbone.places is not None:
         h_BLD = h_BLD + backbone.places[:L]
     h_ND = h_BLD.to(torch.bfloat16).view(R * L, -1)
-    m_ND = residual_norm(h_ND, rows_R, None, None, 0, vectors[0], shift=0)
+    m_ND = residual_norm(h_ND, rows_R, None, None, scale=vectors[0][1], shift=vectors[0][0])
     for k, block in enumerate(blocks):
+        _, _, gate1, shift2, scale2, gate2 = vectors[k]
         qkv_NK = F.linear(m_ND, block.qkv.weight.to(m_ND.dtype))
         rotate_(qkv_NK, 2 * block.heads, cos, sin)
         q, k_, v = qkv_NK.view(R, L, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
         a_BHLE = F.scaled_dot_product_attention(q, k_, v)
         a_ND = F.linear(a_BHLE.transpose(1, 2).reshape(R * L, -1), block.out.weight.to(m_ND.dtype))
-        m_ND = residual_norm(h_ND, rows_R, a_ND, vectors[k], 2, vectors[k], shift=3)
+        m_ND = residual_norm(h_ND, rows_R, a_ND, gate1, scale2, shift2)
         u_NK = torch._addmm_activation(zero_K, m_ND, block.up.weight.to(m_ND.dtype).T, use_gelu=True)
         d_ND = F.linear(u_NK, block.down.weight.to(m_ND.dtype))
-        after = vectors[k + 1] if k + 1 < count else backbone.norm_scale
-        m_ND = residual_norm(h_ND, rows_R, d_ND, vectors[k], 5, after, shift=0)
+        last = k + 1 == count
+        scale1, shift1 = (Vector(backbone.norm_scale), None) if last else (vectors[k + 1][1], vectors[k + 1][0])
+        m_ND = residual_norm(h_ND, rows_R, d_ND, gate2, scale1, shift1)
     return m_ND.view(R, L, -1)
