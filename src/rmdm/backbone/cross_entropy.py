@@ -2,7 +2,7 @@
 
 The gradients of hidden states and head are made in the forward pass, while a chunk's logits are at hand: nothing is
 recomputed, and only the chunk (in the compute dtype) is ever held. That costs the 6 N V D operations that are needed
-and no more. On a GPU with Triton one kernel goes over a chunk's logits (`backbone.kernels`).
+and no more. Compiled for a GPU, one kernel goes over a chunk's logits (`backbone.kernels`).
 
 Score entropy (SEDD) differs in one place: f_y = exp(logit_y - log V) stands where softmax does, and is not normalised.
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rmdm.backbone.triton_here import can_fuse
+from rmdm.backbone.triton_here import fuses
 
 # Elements of one chunk of logits: large enough to keep a GPU's matrix units busy, small enough for a CPU's memory.
 CHUNK_ELEMENTS = {"cuda": 2**28, "cpu": 2**22}
@@ -80,11 +80,6 @@ def _chunk_rows(h_ND: Tensor, head_VD: Tensor) -> int:
     most = max(64, CHUNK_ELEMENTS.get(h_ND.device.type, 2**22) // len(head_VD))
     parts = -(-len(h_ND) // most)
     return -(-len(h_ND) // max(parts, 1)) or 1
-
-
-def fuses(h_ND: Tensor) -> bool:
-    """Whether one kernel makes losses and gradients."""
-    return h_ND.is_cuda and can_fuse()
 
 
 def _loss_and_gradient(

@@ -29,6 +29,7 @@ from rmdm.backbone.dropout import dropout
 from rmdm.backbone.gelu import gelu
 from rmdm.backbone.latent import Latent
 from rmdm.backbone.time import Time
+from rmdm.backbone.triton_here import fuses
 from rmdm.config import ModelConfig
 
 FEW = 8
@@ -125,34 +126,44 @@ class Block(nn.Module):
         shift1, scale1, gate1, shift2, scale2, gate2 = self.vectors(c_BGC, six_BG6D, L // G)
         h_BGTD = h_BLD.view(B, G, L // G, D)  # so that the groups' vectors reach their positions without being copied
 
-        a = self.norm1(h_BGTD) * (1 + scale1) + shift1
-        q, k, v = self.qkv(a.to(h_BLD.dtype)).view(B, L, 3, self.heads, D // self.heads).unbind(2)
+        m = self.norm1(h_BGTD) * (1 + scale1) + shift1
+        a = self.attend(m.to(h_BLD.dtype).view(B, L, D), cos, sin, noise_key_B, cache)
+        h_BGTD = (h_BGTD + (1 + gate1) * a.view_as(h_BGTD)).to(h_BLD.dtype)
+
+        m = self.norm2(h_BGTD) * (1 + scale2) + shift2
+        m = self.widen(m.to(h_BLD.dtype).view(B, L, D), noise_key_B)
+        return (h_BGTD + (1 + gate2) * m.view_as(h_BGTD)).to(h_BLD.dtype).view(B, L, D)
+
+    def attend(
+        self, m_BLD: Tensor, cos: Tensor, sin: Tensor, noise_key_B: Tensor | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """What attention adds to the residual stream, but for its gate."""
+        B, L, D = m_BLD.shape
+        q, k, v = self.qkv(m_BLD).view(B, L, 3, self.heads, D // self.heads).unbind(2)
         q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and L > 1)
-        a = dropout(self.out(a.transpose(1, 2).reshape(B, L, D)), self.dropout, noise_key_B, 2 * self.layer)
-        h_BGTD = (h_BGTD + (1 + gate1) * a.view_as(h_BGTD)).to(h_BLD.dtype)
+        return dropout(self.out(a.transpose(1, 2).reshape(B, L, D)), self.dropout, noise_key_B, 2 * self.layer)
 
-        m = self.norm2(h_BGTD) * (1 + scale2) + shift2
-        m = self.down(gelu(self.up(m.to(h_BLD.dtype)))).view(B, L, D)
-        m = dropout(m, self.dropout, noise_key_B, 2 * self.layer + 1)
-        return (h_BGTD + (1 + gate2) * m.view_as(h_BGTD)).to(h_BLD.dtype).view(B, L, D)
+    def widen(self, m_BLD: Tensor, noise_key_B: Tensor | None = None) -> Tensor:
+        """What the MLP adds to it, but for its gate."""
+        return dropout(self.down(gelu(self.up(m_BLD))), self.dropout, noise_key_B, 2 * self.layer + 1)
 
     def vectors(self, c_BGC: Tensor | None, six_BG6D: Tensor | None, positions: int) -> Sequence[Tensor]:
         """Shift, scale - 1 and gate - 1 of attention, then of the MLP: (D) each, or (B, G, 1, D)."""
         if c_BGC is not None and positions < FEW:
-            # One product each, since gradients of so many vectors would have to be copied to lie together.
-            assert self.condition is not None
-            weights = self.condition.weight.unflatten(0, (6, -1)).unbind(0)
-            return [
-                own_D + F.linear(c_BGC, each)[:, :, None]
-                for own_D, each in zip(self.modulation.unbind(0), weights, strict=True)
-            ]
+            each = zip(self.modulation.unbind(0), self.modulate_each(c_BGC), strict=True)
+            return [own_D + added_BGD[:, :, None] for own_D, added_BGD in each]
         if c_BGC is not None:
             six_BG6D = self.modulate(c_BGC)
         modulation = self.modulation if six_BG6D is None else self.modulation + six_BG6D[:, :, None]
         return modulation.unbind(-2)
+
+    def modulate_each(self, c_BGC: Tensor) -> list[Tensor]:
+        """What the condition adds to the vectors, by a product each: gradients of many need not be brought together."""
+        assert self.condition is not None
+        return [F.linear(c_BGC, weight) for weight in self.condition.weight.unflatten(0, (6, -1)).unbind(0)]
 
     def modulate(self, c_BGC: Tensor) -> Tensor:
         """What the condition of each group adds to the block's six vectors, (B, G, 6, D)."""
@@ -244,6 +255,9 @@ class DiT(nn.Module):
         if self.places is not None:
             h_BLD = h_BLD + self.places[start : start + x_BL.shape[1]]
         h_BLD = h_BLD.to(self.compute_dtype)
+        alone = c_BGC is None or c_BGC.shape[1] == x_BL.shape[1]  # there is no group of several positions
+        if fuses(h_BLD) and alone and cache is None and six is None and not self.recompute:
+            return self._fused(h_BLD, cos, sin, noise_key_B, c_BGC)
         for layer, block in enumerate(self.blocks):
             inputs = (h_BLD, cos, sin, noise_key_B, cache, c_BGC, six[layer] if six is not None else None)
             if self.recompute and self.training and torch.is_grad_enabled():
@@ -253,6 +267,49 @@ class DiT(nn.Module):
                 h_BLD = block(*inputs)
         if cache is not None:
             cache.filled += x_BL.shape[1]
+        return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
+
+    def _fused(
+        self, h_BLD: Tensor, cos: Tensor, sin: Tensor, noise_key_B: Tensor | None, c_BLC: Tensor | None
+    ) -> Tensor:
+        """The same for a condition of each position or none; an addition and the norm that follows are one kernel."""
+        from rmdm.backbone.kernels import ResidualNorm
+
+        shape, D = h_BLD.shape, h_BLD.shape[-1]
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        # A block's own six vectors, and what the condition adds to them.
+        vectors = [
+            list(
+                zip(
+                    block.modulation.unbind(0),
+                    block.modulate_each(c_BLC) if c_BLC is not None else [None] * 6,
+                    strict=True,
+                )
+            )
+            for block in blocks
+        ]
+
+        def added(h_ND: Tensor, a_BLD: Tensor, *three: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+            own, of_condition = zip(*three, strict=True)
+            flat = [each.view(-1, D) if each is not None else None for each in of_condition]
+            h_ND, m_ND = ResidualNorm.apply(h_ND, a_BLD.view(-1, D), *own, *flat)
+            return h_ND, m_ND.view(shape)
+
+        def whole(vector: tuple[Tensor, Tensor | None]) -> Tensor:
+            own_D, of_condition = vector
+            return own_D if of_condition is None else own_D + of_condition
+
+        m_BLD = (self.norm(h_BLD) * (1 + whole(vectors[0][1])) + whole(vectors[0][0])).to(h_BLD.dtype)
+        h_ND, a_BLD = h_BLD.view(-1, D), h_BLD
+        for k, block in enumerate(blocks):
+            _, _, gate1, shift2, scale2, gate2 = vectors[k]
+            a_BLD = block.attend(m_BLD, cos, sin, noise_key_B)
+            h_ND, m_BLD = added(h_ND, a_BLD, gate1, scale2, shift2)
+            a_BLD = block.widen(m_BLD, noise_key_B)
+            if k + 1 < len(blocks):
+                shift1, scale1, *_ = vectors[k + 1]
+                h_ND, m_BLD = added(h_ND, a_BLD, gate2, scale1, shift1)
+        h_BLD = (h_ND.view(shape) + (1 + whole(vectors[-1][5])) * a_BLD).to(h_BLD.dtype)
         return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
 
     def condition(self, causes: Causes) -> Tensor | None:

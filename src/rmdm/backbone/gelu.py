@@ -19,7 +19,7 @@ TERMS = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 def gelu(x: Tensor) -> Tensor:
     """x Phi(x); compiled for a GPU as above, elsewhere torch's own."""
-    if x.is_cuda and torch.compiler.is_compiling():
+    if x.is_cuda and torch.compiler.is_compiling():  # no kernel of ours: any compiler will do
         y: Tensor = Gelu.apply(x)
         return y
     return F.gelu(x)

@@ -20,9 +20,9 @@ NORM_ROWS, NORM_WARPS = 4, 4
 """Positions that one program normalises, and its warps: one each, so that no sum crosses a warp."""
 NORM_PART = 256
 """Numbers of a position that are read at once: eight a thread, 16 bytes of bf16. Whole parts need no masks."""
-BACK_PROGRAMS = 396
-"""Programs of the backward pass, each of which adds up the gradients of its share of the positions: three on each of
-the 132 processors of an H200."""
+BACK_ROWS, BACK_WARPS, BACK_PROGRAMS = 4, 4, 264
+"""Positions at once, warps and programs of the backward pass, each of which adds up the gradients of its share of the
+positions; two fit on each of the 132 processors of an H200."""
 BLOCK, WARPS = 4096, 8
 """Logits that a program looks at at once, and its warps."""
 
@@ -285,7 +285,7 @@ class ResidualNorm(torch.autograd.Function):
         sum_ND, a_ND, gate_D, scale_D, gates_ND, scales_ND = ctx.saved_tensors
         d_sum_ND, d_m_ND = (each.contiguous() for each in grads)
         N, D = sum_ND.shape
-        part, programs = _part(D), min(BACK_PROGRAMS, triton.cdiv(N, NORM_ROWS))
+        part, programs = _part(D), min(BACK_PROGRAMS, triton.cdiv(N, BACK_ROWS))
         d_h_ND, d_a_ND = torch.empty_like(sum_ND), torch.empty_like(a_ND)
         sums_P3D = torch.empty(programs, 3, D, device=sum_ND.device, dtype=torch.float32)
         kind = "none" if gates_ND is None else "float"
@@ -296,8 +296,8 @@ class ResidualNorm(torch.autograd.Function):
             sum_ND, a_ND, d_m_ND, d_sum_ND, d_h_ND, d_a_ND,
             gate_D, gates_ND if gates_ND is not None else unused, d_gates_ND if d_gates_ND is not None else unused,
             scale_D, scales_ND if scales_ND is not None else unused, d_scales_ND if d_scales_ND is not None else unused,
-            sums_P3D, N, 1e-5, D=D, KIND=kind, TURNS=triton.cdiv(N, programs * NORM_ROWS),
-            ROWS=NORM_ROWS, PART=part, WHOLE=D % part == 0, num_warps=NORM_WARPS,
+            sums_P3D, N, 1e-5, D=D, KIND=kind, TURNS=triton.cdiv(N, programs * BACK_ROWS),
+            ROWS=BACK_ROWS, PART=part, WHOLE=D % part == 0, num_warps=BACK_WARPS,
         )  # fmt: skip
         d_shift_D, d_scale_D, d_gate_D = sums_P3D.sum(0).unbind(0)
         d_shifts_ND = d_m_ND.to(gates_ND.dtype) if gates_ND is not None else None

@@ -5,8 +5,14 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 LOG = logging.getLogger(__name__)
+
+
+def fuses(x: Tensor) -> bool:
+    """Whether our kernels take the place of compiled torch's in training."""
+    return x.is_cuda and torch.compiler.is_compiling() and can_fuse()
 
 
 @torch.compiler.assume_constant_result

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from rmdm.backbone import dit
 from rmdm.backbone.dit import DiT, KVCache, rotate
 from rmdm.backbone.dropout import dropout
 from rmdm.config import ModelConfig
+from tests.reference.tiny import tiny_backbone
 
 V, L = 11, 8
 CONFIG = ModelConfig(layers=2, width=32, heads=4)
@@ -99,3 +101,30 @@ def test_no_key_or_no_rate_means_no_dropout():
     x = torch.randn(2, 3, 4)
     assert torch.equal(dropout(x, 0.5, None, 0), x)
     assert torch.equal(dropout(x, 0.0, torch.tensor([1, 2]), 0), x)
+
+
+def names(node) -> str:
+    """What a tensor was computed by, step after step."""
+    seen, left = {}, [node]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen[node] = node.name()
+            left += [before for before, _ in node.next_functions]
+    return " ".join(seen.values())
+
+
+@pytest.mark.parametrize("groups", [None, 6])
+def test_fused_the_network_has_the_values_and_gradients_it_has(groups, monkeypatch):
+    pytest.importorskip("triton")
+    model = tiny_backbone(20, 6, groups=groups).train()
+    x_BL = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
+    c = model.latent(torch.randn(3, groups, 3, generator=torch.Generator().manual_seed(1))) if groups else None
+    trained, found = [p for name, p in model.named_parameters() if "blocks" in name or "embed" in name], []
+    for fused in (False, True):
+        monkeypatch.setattr(dit, "fuses", lambda _, fused=fused: fused)
+        h_BLD = model(x_BL, c_BGC=c)
+        assert ("ResidualNorm" in names(h_BLD.grad_fn)) == fused
+        found.append([h_BLD, *torch.autograd.grad(h_BLD.sin().sum(), trained, retain_graph=True)])
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-4 * float(plain.detach().abs().max()))

@@ -95,6 +95,7 @@ def test_gradients_of_residual_norm_are_those_of_autograd(
 ):
     monkeypatch.setattr(kernels, "NORM_ROWS", rows_at_once)
     monkeypatch.setattr(kernels, "NORM_PART", numbers_at_once)
+    monkeypatch.setattr(kernels, "BACK_ROWS", rows_at_once)
     monkeypatch.setattr(kernels, "BACK_PROGRAMS", programs)
     N = R * L
     inputs = [normal(N, D, seed=0), normal(N, D, seed=1), *(0.5 * normal(D, seed=2 + k) for k in range(3))]
