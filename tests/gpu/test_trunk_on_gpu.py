@@ -20,6 +20,10 @@ def model_of(kind: str):
     return tiny_backbone(V, L, **KINDS[kind]).cuda().eval()
 
 
+def everywhere(x_RL: torch.Tensor) -> torch.Tensor:
+    return torch.arange(x_RL.numel(), device="cuda")
+
+
 def condition(model, rows: int) -> torch.Tensor | None:
     if model.latent is None:
         return None
@@ -51,17 +55,18 @@ def test_texts_are_those_of_the_plain_pass(kind, half):
 def test_new_weights_in_the_same_place_are_seen_and_moved_ones_recorded_again():
     model = model_of("plain")
     trunk, x_RL = Trunk(model), torch.full((8, L), V, device="cuda")
-    before = trunk(x_RL, None).clone()
+    at_N = everywhere(x_RL)
+    before = trunk(x_RL, None, at_N)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    after = trunk(x_RL, None).clone()
+    after = trunk(x_RL, None, at_N)
     assert not torch.equal(before, after)
     with torch.no_grad():
-        assert torch.equal(after, model(x_RL))
+        assert torch.equal(after, model(x_RL).flatten(0, 1))
     assert len(trunk.recordings) == 1
     model.to("cpu").to("cuda")
-    assert torch.equal(trunk(x_RL, None), after)
+    assert torch.equal(trunk(x_RL, None, at_N), after)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "a latent a token"])
@@ -75,11 +80,11 @@ def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind):
     assert fused.fused
     assert fused.packs == (kind in ("latent", "a latent a token"))
     for x_RL in (torch.randint(V + 1, (8, L)).cuda(), torch.full((8, L), V, device="cuda")):
-        exact = forward(model, x_RL, six, t_R)
+        exact, at_N = forward(model, x_RL, six, t_R).flatten(0, 1), everywhere(x_RL)
         with autocast(torch.device("cuda")):
-            found = [fused(x_RL, six, None, t_R).float(), plain(x_RL, six, None, t_R).float()]
+            found = [trunk(x_RL, six, at_N, None, t_R).float() for trunk in (fused, plain)]
             if six is not None:
-                found.append(fused(x_RL, packed(six), None, t_R).float())
+                found.append(fused(x_RL, packed(six), at_N, None, t_R).float())
         error, usual, *rounded = ((each - exact).square().mean().sqrt() for each in found)
         assert error < 2 * usual
         assert all(each < 4 * usual for each in rounded)

@@ -11,7 +11,9 @@ Notable:
 - no time conditioning but SEDD's: the masks themselves tell the denoiser how far along it is;
 - one extra id, `mask_id = V`, beyond the tokenizer's V (AR uses it as the start of a row); the embedding is padded to a
   multiple of 64 rows, and the head never predicts past V;
-- the trunk returns hidden states; `backbone.cross_entropy` runs the head only on the rows that need it.
+- the trunk returns hidden states; `backbone.cross_entropy` runs the head only on the rows that need it. Where it is
+  known beforehand which these are, the last block's output matrix and MLP run only there too: no other position sees
+  what they add.
 
 Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected positions, G groups, C numbers of a condition.
 """
@@ -28,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from rmdm.backbone.dropout import dropout
 from rmdm.backbone.gelu import gelu
 from rmdm.backbone.latent import Latent
+from rmdm.backbone.places import only_at, pick
 from rmdm.backbone.time import Time
 from rmdm.backbone.triton_here import fuses
 from rmdm.config import ModelConfig
@@ -116,10 +119,12 @@ class Block(nn.Module):
         cache: KVCache | None = None,
         c_BGC: Tensor | None = None,
         six_BG6D: Tensor | None = None,
+        at_N: Tensor | None = None,
     ) -> Tensor:
         """One block. `noise_key_B` seeds dropout row by row; without it there is none.
 
-        `six_BG6D`, or what `modulate` makes of the condition `c_BGC`, is added to the block's own six vectors.
+        `six_BG6D`, or what `modulate` makes of the condition `c_BGC`, is added to the block's own six vectors. With
+        `at_N` only these positions come out whole.
         """
         B, L, D = h_BLD.shape
         G = six_BG6D.shape[1] if six_BG6D is not None else c_BGC.shape[1] if c_BGC is not None else 1
@@ -127,15 +132,21 @@ class Block(nn.Module):
         h_BGTD = h_BLD.view(B, G, L // G, D)  # so that the groups' vectors reach their positions without being copied
 
         m = self.norm1(h_BGTD) * (1 + scale1) + shift1
-        a = self.attend(m.to(h_BLD.dtype).view(B, L, D), cos, sin, noise_key_B, cache)
+        a = self.attend(m.to(h_BLD.dtype).view(B, L, D), cos, sin, noise_key_B, cache, at_N)
         h_BGTD = (h_BGTD + (1 + gate1) * a.view_as(h_BGTD)).to(h_BLD.dtype)
 
         m = self.norm2(h_BGTD) * (1 + scale2) + shift2
-        m = self.widen(m.to(h_BLD.dtype).view(B, L, D), noise_key_B)
+        m = self.widen(m.to(h_BLD.dtype).view(B, L, D), noise_key_B, at_N)
         return (h_BGTD + (1 + gate2) * m.view_as(h_BGTD)).to(h_BLD.dtype).view(B, L, D)
 
     def attend(
-        self, m_BLD: Tensor, cos: Tensor, sin: Tensor, noise_key_B: Tensor | None = None, cache: KVCache | None = None
+        self,
+        m_BLD: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        noise_key_B: Tensor | None = None,
+        cache: KVCache | None = None,
+        at_N: Tensor | None = None,
     ) -> Tensor:
         """What attention adds to the residual stream, but for its gate."""
         B, L, D = m_BLD.shape
@@ -144,11 +155,13 @@ class Block(nn.Module):
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and L > 1)
-        return dropout(self.out(a.transpose(1, 2).reshape(B, L, D)), self.dropout, noise_key_B, 2 * self.layer)
+        a_BLD = only_at(at_N, self.out, a.transpose(1, 2).reshape(B, L, D))
+        return dropout(a_BLD, self.dropout, noise_key_B, 2 * self.layer)
 
-    def widen(self, m_BLD: Tensor, noise_key_B: Tensor | None = None) -> Tensor:
+    def widen(self, m_BLD: Tensor, noise_key_B: Tensor | None = None, at_N: Tensor | None = None) -> Tensor:
         """What the MLP adds to it, but for its gate."""
-        return dropout(self.down(gelu(self.up(m_BLD))), self.dropout, noise_key_B, 2 * self.layer + 1)
+        m_BLD = only_at(at_N, lambda m: self.down(gelu(self.up(m))), m_BLD)
+        return dropout(m_BLD, self.dropout, noise_key_B, 2 * self.layer + 1)
 
     def vectors(self, c_BGC: Tensor | None, six_BG6D: Tensor | None, positions: int) -> Sequence[Tensor]:
         """Shift, scale - 1 and gate - 1 of attention, then of the MLP: (D) each, or (B, G, 1, D)."""
@@ -240,8 +253,12 @@ class DiT(nn.Module):
         c_BGC: Tensor | None = None,
         six: Sequence[Tensor] | None = None,
         causes: Causes | None = None,
+        at_N: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (B, L, D) of the last layer, normalised, ready for the head.
+
+        With `at_N` those at the positions b L + l it holds, all different, (N, D): the others are not computed to the
+        end.
 
         The condition is `c_BGC`, or what `condition` makes of `causes` (here, where a sharded model has its weights
         whole), or `six`, which `modulations` made once for many calls. Without any of them, a model that has one runs
@@ -255,11 +272,14 @@ class DiT(nn.Module):
         if self.places is not None:
             h_BLD = h_BLD + self.places[start : start + x_BL.shape[1]]
         h_BLD = h_BLD.to(self.compute_dtype)
+        last_N = None if at_N is None or len(at_N) == x_BL.numel() else at_N
         alone = c_BGC is None or c_BGC.shape[1] == x_BL.shape[1]  # there is no group of several positions
         if fuses(h_BLD) and alone and cache is None and six is None and not self.recompute:
-            return self._fused(h_BLD, cos, sin, noise_key_B, c_BGC)
+            h_BLD = self._fused(h_BLD, cos, sin, noise_key_B, c_BGC, last_N)
+            return pick(h_BLD, at_N) if at_N is not None else h_BLD
         for layer, block in enumerate(self.blocks):
-            inputs = (h_BLD, cos, sin, noise_key_B, cache, c_BGC, six[layer] if six is not None else None)
+            places_N = last_N if layer + 1 == len(self.blocks) else None
+            inputs = (h_BLD, cos, sin, noise_key_B, cache, c_BGC, six[layer] if six is not None else None, places_N)
             if self.recompute and self.training and torch.is_grad_enabled():
                 # Every draw is a function of its key, so there is no generator whose state would have to be put back.
                 h_BLD = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -267,10 +287,18 @@ class DiT(nn.Module):
                 h_BLD = block(*inputs)
         if cache is not None:
             cache.filled += x_BL.shape[1]
+        if at_N is not None:
+            h_BLD = pick(h_BLD, at_N)
         return (self.norm(h_BLD) * self.norm_scale).to(h_BLD.dtype)
 
     def _fused(
-        self, h_BLD: Tensor, cos: Tensor, sin: Tensor, noise_key_B: Tensor | None, c_BLC: Tensor | None
+        self,
+        h_BLD: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        noise_key_B: Tensor | None,
+        c_BLC: Tensor | None,
+        at_N: Tensor | None,
     ) -> Tensor:
         """The same for a condition of each position or none; an addition and the norm that follows are one kernel."""
         from rmdm.backbone.kernels import ResidualNorm
@@ -303,9 +331,10 @@ class DiT(nn.Module):
         h_ND, a_BLD = h_BLD.view(-1, D), h_BLD
         for k, block in enumerate(blocks):
             _, _, gate1, shift2, scale2, gate2 = vectors[k]
-            a_BLD = block.attend(m_BLD, cos, sin, noise_key_B)
+            places_N = at_N if k + 1 == len(blocks) else None
+            a_BLD = block.attend(m_BLD, cos, sin, noise_key_B, at_N=places_N)
             h_ND, m_BLD = added(h_ND, a_BLD, gate1, scale2, shift2)
-            a_BLD = block.widen(m_BLD, noise_key_B)
+            a_BLD = block.widen(m_BLD, noise_key_B, places_N)
             if k + 1 < len(blocks):
                 shift1, scale1, *_ = vectors[k + 1]
                 h_ND, m_BLD = added(h_ND, a_BLD, gate2, scale1, shift1)

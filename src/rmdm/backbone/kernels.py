@@ -90,16 +90,17 @@ def _vector(own, same_R1, column_C, seen_RC, stored_RC, unit_R1, KIND: tl.conste
 @triton.jit
 def _residual_norm(
     h, a, out, m, gate_own, gates, gate_unit, scale_own, scales, scale_unit, shift_own, shifts, shift_unit,
-    rows, N, L, group, row_step, step, unit_step, eps, D: tl.constexpr,
-    ADDS: tl.constexpr, LAST: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    WHOLE: tl.constexpr,
+    rows, at, N, L, group, row_step, step, unit_step, eps, D: tl.constexpr,
+    ADDS: tl.constexpr, LAST: tl.constexpr, SOME: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
+    PART: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = (D + PART - 1) // PART
     position_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row_R = position_R < N
-    row_R = ((position_R % L) // group).to(tl.int64)
+    at_R = tl.load(at + position_R, mask=is_row_R, other=0) if SOME else position_R
+    row_R = ((at_R % L) // group).to(tl.int64)
     if KIND != "none":
-        row_R += tl.load(rows + position_R // L, mask=is_row_R, other=0) * row_step
+        row_R += tl.load(rows + at_R // L, mask=is_row_R, other=0) * row_step
     place_R1, same_R1, first_R1 = position_R[:, None] * D, position_R[:, None] * 0, row_R[:, None] * step
     # All that comes from far is asked for first, so that it is on its way at the same time.
     h_P, a_P, gates_P, shifts_P, scales_P = (), (), (), (), ()
@@ -156,14 +157,14 @@ def _residual_norm(
 
 def residual_norm(
     h_ND: Tensor, rows_R: Tensor, a_ND: Tensor | None, gate: Vector | None, scale: Vector, shift: Vector | None,
-    out_ND: Tensor | None = None, eps: float = 1e-5,
+    length: int, at_N: Tensor | None = None, out_ND: Tensor | None = None, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """h += (1 + gate) a, in place or to `out_ND`, then (1 + scale) LN(h) + shift; without `shift`, scale LN(h).
 
-    The positions are those of R rows, one after another; row r has the modulations of row `rows_R[r]`, or of the only
-    one there is. Of one call all have the same layout.
+    The positions are those of R rows of `length`, one after another, or those of them that `at_N` names; row r has the
+    modulations of row `rows_R[r]`, or of the only one there is. Of one call all have the same layout.
     """
-    (N, D), length = h_ND.shape, len(h_ND) // len(rows_R)
+    N, D = h_ND.shape
     first = gate if gate is not None else scale
     stored, unit = first.stored_RGD, first.unit_RG1
     group, row_step, step, unit_step = 1, 0, D, 1
@@ -173,13 +174,14 @@ def residual_norm(
         unit_step = unit.stride(1) if unit is not None else 1
         if group * groups != length:
             raise ValueError(f"{groups} groups do not divide rows of {length} positions")
-    m_ND, part, unused = torch.empty_like(h_ND), _part(D), scale.operands()
+    m_ND, part, unused = torch.empty_like(h_ND), part_of(D), scale.operands()
     _residual_norm[(triton.cdiv(N, NORM_ROWS),)](
         h_ND, a_ND if a_ND is not None else h_ND, out_ND if out_ND is not None else h_ND, m_ND,
         *(gate.operands() if gate is not None else unused), *scale.operands(),
         *(shift.operands() if shift is not None else unused),
-        rows_R, N, length, group, row_step, step, unit_step, eps, D=D, ADDS=a_ND is not None, LAST=shift is None,
-        KIND=first.kind, ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
+        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step, eps,
+        D=D, ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
+        ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
     )  # fmt: skip
     return m_ND
 
@@ -275,7 +277,7 @@ class ResidualNorm(torch.autograd.Function):
             for own_D, each_ND in ((gate_D, gates_ND), (scale_D, scales_ND), (shift_D, shifts_ND))
         ]
         rows_R = torch.zeros(1, device=h_ND.device, dtype=torch.int64)
-        m_ND = residual_norm(h_ND, rows_R, a_ND, *vectors, out_ND=sum_ND)
+        m_ND = residual_norm(h_ND, rows_R, a_ND, *vectors, len(h_ND), out_ND=sum_ND)
         ctx.save_for_backward(sum_ND, a_ND, gate_D, scale_D, gates_ND, scales_ND)
         return sum_ND, m_ND
 
@@ -285,7 +287,7 @@ class ResidualNorm(torch.autograd.Function):
         sum_ND, a_ND, gate_D, scale_D, gates_ND, scales_ND = ctx.saved_tensors
         d_sum_ND, d_m_ND = (each.contiguous() for each in grads)
         N, D = sum_ND.shape
-        part, programs = _part(D), min(BACK_PROGRAMS, triton.cdiv(N, BACK_ROWS))
+        part, programs = part_of(D), min(BACK_PROGRAMS, triton.cdiv(N, BACK_ROWS))
         d_h_ND, d_a_ND = torch.empty_like(sum_ND), torch.empty_like(a_ND)
         sums_P3D = torch.empty(programs, 3, D, device=sum_ND.device, dtype=torch.float32)
         kind = "none" if gates_ND is None else "float"
@@ -304,7 +306,7 @@ class ResidualNorm(torch.autograd.Function):
         return d_h_ND, d_a_ND, d_gate_D, d_scale_D, d_shift_D, d_gates_ND, d_scales_ND, d_shifts_ND
 
 
-def _part(width: int) -> int:
+def part_of(width: int) -> int:
     """Numbers of a position to read at once: as many as divide it up, if those are not too few."""
     even = min(NORM_PART, width & -width)
     return even if even >= min(64, width) else min(NORM_PART, triton.next_power_of_2(width))

@@ -1,8 +1,9 @@
 """Operations and bytes that each piece of work cannot do without.
 
 A weight of a matrix takes 2 operations a row that goes through it, and 4 more in the backward pass. Attention takes
-4 L D a position and layer, three times that with the backward pass, and half of it where it is causal. Looking up
-embeddings, norms, nonlinearities and noise count as time and not as work.
+4 L D a position and layer, three times that with the backward pass, and half of it where it is causal. Of the last
+block, positions that predict nothing need only keys and values. Looking up embeddings, norms, nonlinearities and noise
+count as time and not as work.
 
 An optimiser step reads the weights and writes the gradients, then, once their norm is known, reads weights, gradients,
 both moments and the average, and writes all but the gradients: 11 numbers of 4 bytes a parameter. Activations count
@@ -22,6 +23,11 @@ UPDATE_BYTES = 44
 def trunk_weights(size: Size | FlowSize) -> int:
     """Weights of the blocks' matrices that every position goes through."""
     return size.layers * (4 + 2 * size.mlp_ratio) * size.width**2
+
+
+def last_weights(size: Size) -> int:
+    """Those of the last block that only positions which predict something need: all but keys and values."""
+    return (2 + 2 * size.mlp_ratio) * size.width**2
 
 
 def condition_weights(size: Size, process: str) -> tuple[int, int]:
@@ -44,12 +50,13 @@ def parameters(size: Size, process: str) -> int:
 
 
 def training_step(size: Size, process: str, batch: int) -> Floor:
-    """One optimiser step; the head on masked positions only, (L + 1) / 2 a row on average, or on all (AR)."""
+    """One optimiser step; the end of it on masked positions only, (L + 1) / 2 a row on average, or on all (AR)."""
     L, D, causal = size.length, size.width, process == "ar"
-    attention = size.layers * 12 * L * D // (2 if causal else 1)
-    predicted = L if causal else (L + 1) / 2
+    attention = 12 * L * D // (2 if causal else 1)
+    predicted, last = L if causal else (L + 1) / 2, last_weights(size)
     condition, groups = condition_weights(size, process)
-    a_row = L * (6 * trunk_weights(size) + attention) + predicted * 6 * size.vocab * D + groups * 6 * condition
+    everywhere = 6 * (trunk_weights(size) - last) + (size.layers - 1) * attention
+    a_row = L * everywhere + predicted * (6 * (last + size.vocab * D) + attention) + groups * 6 * condition
     return Floor(batch * a_row, UPDATE_BYTES * parameters(size, process))
 
 
@@ -59,15 +66,15 @@ def runs_of_a_row(steps: int, length: int) -> float:
 
 
 def request(size: Size, process: str, batch: int, steps: int, weight_bytes: int) -> Floor:
-    """A whole request by the ancestral sampler: the trunk where a row unmasks something, the head once a place.
+    """A whole request by the ancestral sampler: the trunk where a row unmasks something, its end once a place.
 
     The weights of trunk and head, of `weight_bytes` bytes each, are read in every pass; modulations are made once.
     """
     L, D = size.length, size.width
-    passes = runs_of_a_row(steps, L)
-    trunk = passes * L * (2 * trunk_weights(size) + size.layers * 4 * L * D)
+    passes, last = runs_of_a_row(steps, L), last_weights(size)
+    trunk = passes * L * (2 * (trunk_weights(size) - last) + (size.layers - 1) * 4 * L * D)
     condition, groups = condition_weights(size, process)
-    operations = batch * (trunk + L * 2 * size.vocab * D + groups * 2 * condition)
+    operations = batch * (trunk + L * (2 * (last + size.vocab * D) + 4 * L * D) + groups * 2 * condition)
     return Floor(operations, weight_bytes * (passes * (trunk_weights(size) + size.vocab * D) + condition))
 
 

@@ -169,9 +169,10 @@ def nll(
         if backbone.time is not None:
             assert t_B is not None
             c_BGC = backbone.time(torch.from_numpy(t_B).float().to(device))
-        h_BLD = backbone(torch.from_numpy(seen_BL.astype(np.int64)).to(device), c_BGC=c_BGC)
+        seen = torch.from_numpy(seen_BL.astype(np.int64)).to(device)
+        h_ND = backbone(seen, c_BGC=c_BGC, at_N=torch.from_numpy(flat).to(device))
     # The head in full precision: the figure is a mean of its logarithms.
-    h_ND = h_BLD.flatten(0, 1)[torch.from_numpy(flat).to(device)].float()
+    h_ND = h_ND.float()
     target_N = torch.from_numpy(x_BL.ravel()[flat].astype(np.int64)).to(device)
     score_entropy = backbone.time is not None and not normalised
     nll_N = linear_nll(h_ND, backbone.head.weight, target_N, backbone.vocab_size, score_entropy)

@@ -27,18 +27,15 @@ class MDLM:
         B, L = x_BL.shape
         k_B = masks_of_time(stratified_time(draw), L)
         mask_BL = choose_masks(draw, k_B, L)
-        flat = np.flatnonzero(mask_BL & counted_BL)
-        capacity = most_masks(B, L)
-        select = np.zeros(capacity, dtype=np.int64)
-        target = np.zeros(capacity, dtype=np.int64)
-        weight = np.zeros(capacity, dtype=np.float32)
-        select[: len(flat)] = flat
-        target[: len(flat)] = x_BL.ravel()[flat]
+        selected_BL = mask_BL & counted_BL
+        flat, others = np.flatnonzero(selected_BL), np.flatnonzero(~selected_BL)
+        select = np.concatenate([flat, others])[: most_masks(B, L)]
+        weight = np.zeros(len(select), dtype=np.float32)
         weight[: len(flat)] = (L / k_B)[flat // L]
         return Batch(
             x_BL=torch.from_numpy(np.where(mask_BL, mask_id, x_BL)),
             select_N=torch.from_numpy(select),
-            target_N=torch.from_numpy(target),
+            target_N=torch.from_numpy(x_BL.ravel()[select].astype(np.int64)),
             weight_N=torch.from_numpy(weight),
             noise_key_B=torch.from_numpy(hash64(draw.seed, draw.step, DROPOUT_STREAM, draw.rows_B).view(np.int64)),
         )

@@ -38,7 +38,7 @@ class Batch:
     x_BL: Tensor
     """What the network sees."""
     select_N: Tensor
-    """Flat positions b * L + l to predict; padded with 0."""
+    """Flat positions b * L + l to predict, all different; those that fill up the shape weigh 0."""
     target_N: Tensor
     """Their true tokens."""
     weight_N: Tensor
@@ -103,4 +103,4 @@ class Objective(nn.Module):
     def selected(self, batch: Batch, noise_key_B: Tensor | None) -> Tensor:
         """Hidden states at the selected positions, (N, D)."""
         causes = Causes(batch.noise_key_B, batch.z_BGK, batch.t_B)
-        return self.backbone(batch.x_BL, noise_key_B, causes=causes).flatten(0, 1)[batch.select_N]
+        return self.backbone(batch.x_BL, noise_key_B, causes=causes, at_N=batch.select_N)

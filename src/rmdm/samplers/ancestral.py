@@ -61,13 +61,13 @@ def ancestral_steps(
     schedule = _Schedule.of(step_BL, K, row_uniform(keys_B, 0, TOKEN_STREAM, L), x_BL.device)
     x_BL, everyone = x_BL.clone(), torch.arange(B, device=x_BL.device)
     for step in range(K):
-        row_N, place_N, local_N, noise_N, rows_R = schedule.at(step)
+        row_N, place_N, local_N, noise_N, rows_R, count_R = schedule.at(step)
         if not skip:
-            local_N, rows_R = row_N, everyone
+            local_N, rows_R, count_R = row_N, everyone, (step_BL == step).sum(axis=1)
         if len(rows_R):
             some_R = rows_R if len(rows_R) < B else None
             x_RL = x_BL if some_R is None else x_BL[some_R]
-            hidden = yield Ask(x_RL, some_R, local_N, place_N)
+            hidden = yield Ask(x_RL, some_R, local_N, place_N, count_R)
             assert hidden is not None
             x_BL[row_N, place_N], p_N = draw_tokens(hidden, noise_N, settings, sure=sure_BL is not None)
             if sure_BL is not None:
@@ -100,6 +100,8 @@ class _Schedule:
     noise_M: Tensor
     rows_Q: Tensor
     """Rows that run, step after step."""
+    count_Q: NDArray[np.int64]
+    """How many places each of them unmasks."""
     token_start: list[int]
     row_start: list[int]
 
@@ -111,7 +113,7 @@ class _Schedule:
         order_M = np.argsort(step_BL[row_M, place_M], kind="stable")
         row_M, place_M = row_M[order_M], place_M[order_M]
         step_M = step_BL[row_M, place_M]
-        run_Q, number_M = np.unique(step_M * B + row_M, return_inverse=True)
+        run_Q, number_M, count_Q = np.unique(step_M * B + row_M, return_inverse=True, return_counts=True)
         token_start = np.searchsorted(step_M, np.arange(steps + 1))
         row_start = np.searchsorted(run_Q, np.arange(steps + 1) * B)
         return _Schedule(
@@ -120,12 +122,13 @@ class _Schedule:
             local_M=send(number_M - row_start[step_M], device),
             noise_M=send(noise_BL[row_M, place_M], device),
             rows_Q=send(run_Q % max(B, 1), device),
+            count_Q=count_Q,
             token_start=token_start.tolist(),
             row_start=row_start.tolist(),
         )
 
-    def at(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """row_N, place_N, local_N and noise_N of the positions that unmask in a step, and its rows_R."""
+    def at(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, NDArray[np.int64]]:
+        """row_N, place_N, local_N and noise_N of the positions that unmask in a step, its rows_R and their counts."""
         n = slice(self.token_start[step], self.token_start[step + 1])
         r = slice(self.row_start[step], self.row_start[step + 1])
-        return self.row_M[n], self.place_M[n], self.local_M[n], self.noise_M[n], self.rows_Q[r]
+        return self.row_M[n], self.place_M[n], self.local_M[n], self.noise_M[n], self.rows_Q[r], self.count_Q[r]

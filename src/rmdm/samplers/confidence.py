@@ -77,7 +77,7 @@ def confidence_steps(
             rows_R = send(rows, device)
             x_RL, noise_RL = x_BL[rows_R], send(row_uniform(keys_B[rows], step, TOKEN_STREAM, L), device)
             local_N, place_N = _lowest((x_RL != mask_id).int(), masked_B[rows])
-            hidden = yield Ask(x_RL, rows_R if len(rows) < len(x_BL) else None, local_N, place_N)
+            hidden = yield Ask(x_RL, rows_R if len(rows) < len(x_BL) else None, local_N, place_N, masked_B[rows])
             assert hidden is not None
             number_RL = torch.zeros_like(x_RL).index_put_((local_N, place_N), torch.arange(len(place_N), device=device))
             unsure_RL = torch.full(x_RL.shape, torch.inf, device=device, dtype=torch.float64)

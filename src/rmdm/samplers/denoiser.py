@@ -1,12 +1,12 @@
 """The network as samplers see it: modulations made once a request, the head only where a token is wanted."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rmdm.backbone.dit import DiT
@@ -43,8 +43,16 @@ class Ask:
     rows_R: Tensor | None
     """Their numbers in the batch; None: all of it."""
     local_N: Tensor
+    """The places come row after row."""
     place_N: Tensor
+    count_R: NDArray[np.int64]
+    """How many of them each row has, on the host."""
     t_R: Tensor | None = None
+
+    @property
+    def at_N(self) -> Tensor:
+        """The places counted through the rows."""
+        return self.local_N * self.x_RL.shape[1] + self.place_N
 
 
 class Denoiser:
@@ -88,22 +96,20 @@ class Denoiser:
     def chunks(
         self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """The same, a slice of N at a time, so that they need never exist all at once."""
-        return self.hidden(Ask(x_RL, rows_R, local_N, place_N, t_R)).chunks()
+        """The same, a slice of N at a time, so that they need never exist all at once; places come row after row."""
+        if (local_N.diff() < 0).any():
+            raise ValueError("places must come row after row; sort local_N")
+        count_R = torch.bincount(local_N, minlength=len(x_RL)).cpu().numpy()
+        return self.hidden(Ask(x_RL, rows_R, local_N, place_N, count_R, t_R)).chunks()
 
     @torch.no_grad()
     def hidden(self, ask: Ask) -> "Hidden":
         """What the head makes the logits of."""
-        null_ND = None
-        with self.alone():
-            h_ND = self._run(ask.x_RL, self.six, ask.rows_R, ask.t_R)[ask.local_N, ask.place_N]
-            if self.guided:
-                null_ND = self._run(ask.x_RL, self.null, None, ask.t_R)[ask.local_N, ask.place_N]
+        at_N, null_ND = ask.at_N, None
+        h_ND = self._run(ask.x_RL, self.six, ask.rows_R, ask.t_R, at_N, ask.count_R)
+        if self.guided:
+            null_ND = self._run(ask.x_RL, self.null, None, ask.t_R, at_N, ask.count_R)
         return self._hidden(ask, h_ND, null_ND)
-
-    def alone(self) -> AbstractContextManager[object]:
-        """While a pass of the trunk is read, no other thread may begin the next."""
-        return self.trunk.lock if self.trunk is not None else nullcontext()
 
     def _hidden(self, ask: Ask, h_ND: Tensor, null_ND: Tensor | None) -> "Hidden":
         # Once, since it waits for the device.
@@ -125,22 +131,34 @@ class Denoiser:
         six = self.backbone.modulations(c_BGC)
         return packed(six) if self.trunk is not None and self.trunk.packs else six
 
-    def _run(self, x_RL: Tensor, six: list[Tensor] | None, rows_R: Tensor | None, t_R: Tensor | None) -> Tensor:
-        """Hidden states (R, L, D) of rows numbered `rows_R` among those of `six`."""
+    def _run(
+        self,
+        x_RL: Tensor,
+        six: list[Tensor] | None,
+        rows_R: Tensor | None,
+        t_R: Tensor | None,
+        at_N: Tensor,
+        count_R: NDArray[np.int64],
+    ) -> Tensor:
+        """Hidden states (N, D) at some places of rows numbered `rows_R` among those of `six`."""
         if self.block is None or len(x_RL) == self.block:
-            return self._pass(x_RL, six, rows_R, t_R)
-        parts = []
-        for of in filled(len(x_RL), self.block, self.device):
+            return self._pass(x_RL, six, rows_R, t_R, at_N)
+        ends, parts = np.concatenate([[0], np.cumsum(count_R)]), []
+        for first, of in zip(range(0, len(x_RL), self.block), filled(len(x_RL), self.block, self.device), strict=True):
+            own_N = at_N[ends[first] : ends[min(first + self.block, len(x_RL))]] - first * x_RL.shape[1]
             own_R = rows_R[of] if rows_R is not None else of
-            h_RLD = self._pass(x_RL[of], six, own_R, t_R[of] if t_R is not None else None)
-            parts.append(h_RLD.clone() if len(x_RL) > self.block else h_RLD)
+            parts.append(self._pass(x_RL[of], six, own_R, t_R[of] if t_R is not None else None, own_N))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _pass(self, x_RL: Tensor, six: list[Tensor] | None, rows_R: Tensor | None, t_R: Tensor | None) -> Tensor:
-        """The network on one block; what a recording returns holds until its next pass."""
+    def _pass(
+        self, x_RL: Tensor, six: list[Tensor] | None, rows_R: Tensor | None, t_R: Tensor | None, at_N: Tensor
+    ) -> Tensor:
+        """The network on one block."""
         if self.trunk is not None:
-            return self.trunk(x_RL, six, rows_R, t_R)
-        return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
+            return self.trunk(x_RL, six, at_N, rows_R, t_R)
+        if self.block is None:
+            return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R, at_N)
+        return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R).flatten(0, 1)[at_N]
 
 
 @torch.no_grad()
@@ -160,12 +178,10 @@ def hidden_together(asks: Sequence[tuple[Denoiser, Ask]]) -> "list[Hidden]":
         groups = max(len(own[0][0]) for *_, own in runs if own is not None)
         wide = [[part.expand(len(ask.x_RL), groups, -1, -1) for part in own or []] for _, ask, own in runs]
         six = [torch.cat(parts) for parts in zip(*wide, strict=True)]
-    ends = np.cumsum([len(ask.x_RL) for _, ask, _ in runs])
-    with first.alone():
-        h_RLD = first._run(x_RL, six, None, t_R)
-        found = [
-            h_RLD[end - len(ask.x_RL) + ask.local_N, ask.place_N] for (_, ask, _), end in zip(runs, ends, strict=True)
-        ]
+    starts = np.cumsum([0, *(ask.x_RL.numel() for _, ask, _ in runs)])
+    at_N = torch.cat([start + ask.at_N for (_, ask, _), start in zip(runs, starts, strict=False)])
+    count_R = np.concatenate([ask.count_R for _, ask, _ in runs])
+    found = first._run(x_RL, six, None, t_R, at_N, count_R).split([len(ask.place_N) for _, ask, _ in runs])
     nulls = iter(found[len(asks) :])
     return [
         maker._hidden(ask, h_ND, next(nulls) if maker.guided else None)

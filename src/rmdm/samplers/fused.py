@@ -13,10 +13,15 @@ from torch import Tensor
 
 from rmdm.backbone.dit import Block, DiT
 
+FIXED_LAST = 1024
+"""Places for which the last block's output matrix and MLP run at a time: so few take hardly longer than none."""
+
 
 @torch.no_grad()
-def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, zero_K: Tensor) -> Tensor:
-    """Hidden states (R, L, D) of rows, row r under the modulations of row `rows_R[r]` of `six`, packed or not.
+def fused_forward(
+    backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, at_N: Tensor, rows_R: Tensor, zero_K: Tensor
+) -> Tensor:
+    """Hidden states (N, D) at places r L + l, row r under the modulations of row `rows_R[r]` of `six`, packed or not.
 
     `zero_K` is the bias of the hidden layers.
     """
@@ -45,18 +50,28 @@ def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, row
     if backbone.places is not None:
         h_BLD = h_BLD + backbone.places[:L]
     h_ND = h_BLD.to(torch.bfloat16).view(R * L, -1)
-    m_ND = residual_norm(h_ND, rows_R, None, None, scale=vectors[0][1], shift=vectors[0][0])
-    for k, block in enumerate(blocks):
-        _, _, gate1, shift2, scale2, gate2 = vectors[k]
+    m_ND = residual_norm(h_ND, rows_R, None, None, vectors[0][1], vectors[0][0], L)
+
+    def attended(block: Block, m_ND: Tensor) -> Tensor:
+        """What attention finds, before its output matrix."""
         qkv_NK = F.linear(m_ND, block.qkv.weight.to(m_ND.dtype))
         rotate_(qkv_NK, 2 * block.heads, cos, sin)
-        q, k_, v = qkv_NK.view(R, L, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
-        a_BHLE = F.scaled_dot_product_attention(q, k_, v)
-        a_ND = F.linear(a_BHLE.transpose(1, 2).reshape(R * L, -1), block.out.weight.to(m_ND.dtype))
-        m_ND = residual_norm(h_ND, rows_R, a_ND, gate1, scale2, shift2)
+        q, k, v = qkv_NK.view(R, L, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(R * L, -1)
+
+    def add_both(k: int, h_ND: Tensor, a_ND: Tensor, at_N: Tensor | None) -> Tensor:
+        """Add attention, then the MLP, to the residual stream at some places or at all; what follows is normalised."""
+        block, (_, _, gate1, shift2, scale2, gate2) = blocks[k], vectors[k]
+        a_ND = F.linear(a_ND, block.out.weight.to(a_ND.dtype))
+        m_ND = residual_norm(h_ND, rows_R, a_ND, gate1, scale2, shift2, L, at_N)
         u_NK = torch._addmm_activation(zero_K, m_ND, block.up.weight.to(m_ND.dtype).T, use_gelu=True)
         d_ND = F.linear(u_NK, block.down.weight.to(m_ND.dtype))
         last = k + 1 == count
         scale1, shift1 = (Vector(backbone.norm_scale), None) if last else (vectors[k + 1][1], vectors[k + 1][0])
-        m_ND = residual_norm(h_ND, rows_R, d_ND, gate2, scale1, shift1)
-    return m_ND.view(R, L, -1)
+        return residual_norm(h_ND, rows_R, d_ND, gate2, scale1, shift1, L, at_N)
+
+    for k, block in enumerate(blocks[:-1]):
+        m_ND = add_both(k, h_ND, attended(block, m_ND), None)
+    a_ND = attended(blocks[-1], m_ND)
+    parts = [add_both(count - 1, h_ND[at], a_ND[at], at) for at in at_N.split(FIXED_LAST)]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]

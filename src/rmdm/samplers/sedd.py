@@ -60,11 +60,11 @@ def sedd_steps(
     for step in range(K):
         row_N, place_N = torch.nonzero(x_BL == mask_id, as_tuple=True)
         if len(row_N):
-            rows_R, local_N = torch.unique(row_N, return_inverse=True)
+            rows_R, local_N, count_R = torch.unique(row_N, return_inverse=True, return_counts=True)
             t_R = torch.full((len(rows_R),), (K - step) / K, device=device)
             u_N = torch.from_numpy(row_uniform(keys_B, step, SEDD_STREAM, L)).to(device)[row_N, place_N]
             token_N = torch.empty_like(place_N)
-            hidden = yield Ask(x_BL[rows_R], rows_R, local_N, place_N, t_R)
+            hidden = yield Ask(x_BL[rows_R], rows_R, local_N, place_N, count_R.cpu().numpy(), t_R)
             assert hidden is not None
             for part, logits in hidden.chunks():
                 token_N[part] = reverse_step(logits, u_N[part], K - step, mask_id, settings)

@@ -4,7 +4,8 @@ A pass is some two hundred kernels, and on a few thousand tokens the host takes 
 them. `Denoiser` fills its blocks up, so their shapes are the same at every step and for every request: the kernels are
 recorded as a CUDA graph when a shape is first seen, and compute what they compute without.
 
-What a pass returns lies in the recording's own memory and holds until the next pass: `lock` is held until it was read.
+What is wanted of a pass is the hidden states of some places. A recording is made for few places and one for as many as
+there are; either way the last block's output matrix and MLP run on `FIXED_LAST` of them at a time.
 
 Under autocast every pass rounds the matrices to bf16 anew, which costs as much memory traffic as using them;
 `with_half_matrices` rounds them once. The products are the same.
@@ -14,6 +15,7 @@ Where Triton can be had, what lies between the products (norms, modulations, rot
 """
 
 import copy
+import math
 from collections.abc import Hashable, Sequence
 from threading import RLock
 
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from rmdm.backbone.dit import DiT
 from rmdm.backbone.recording import Held, Recording
 from rmdm.backbone.triton_here import can_fuse
-from rmdm.samplers.fused import fused_forward
+from rmdm.samplers.fused import FIXED_LAST, fused_forward
 from rmdm.samplers.packing import unpacked
 
 LEAST_ROOM, MOST_ROOM = 8, 128
@@ -53,28 +55,35 @@ class Trunk:
     @torch.inference_mode(mode=False)
     @torch.no_grad()
     def __call__(
-        self, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor | None = None, t_R: Tensor | None = None
+        self,
+        x_RL: Tensor,
+        six: Sequence[Tensor] | None,
+        at_N: Tensor,
+        rows_R: Tensor | None = None,
+        t_R: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (R, L, D) of rows at their times `t_R`, or under modulations: row r has those of `rows_R[r]`.
+        """Hidden states (N, D) at places r L + l of rows at their times `t_R`, or under modulations.
 
-        Without `rows_R` it has those of row r; modulations of a single row hold for all.
+        Row r has those of `rows_R[r]`, without `rows_R` those of row r; modulations of a single row hold for all.
         """
-        if six is not None and len(six[0]) > MOST_ROOM:
-            six, rows_R = of_rows(six, rows_R), None
-        kept = self._keep(six) if six is not None else None
-        if rows_R is None or six is None:
-            rows_R = torch.arange(len(x_RL), device=x_RL.device)
-        if not x_RL.is_cuda:
-            return self._run(x_RL, kept, rows_R, t_R)
-        inputs = [x_RL, rows_R, *((t_R,) if t_R is not None else ())]
-        key = self._key([*inputs, *(kept or ())])
-        if key not in self.recordings:
+        with self.lock:
+            if six is not None and len(six[0]) > MOST_ROOM:
+                six, rows_R = of_rows(six, rows_R), None
+            kept = self._keep(six) if six is not None else None
+            if rows_R is None or six is None:
+                rows_R = torch.arange(len(x_RL), device=x_RL.device)
+            if not x_RL.is_cuda:
+                return self._run(x_RL, kept, at_N, rows_R, t_R)
+            inputs = [x_RL, _filled(at_N, x_RL.numel()), rows_R, *((t_R,) if t_R is not None else ())]
+            key = self._key([*inputs, *(kept or ())])
+            if key not in self.recordings:
 
-            def run(held: list[Tensor]) -> Tensor:
-                return self._run(held[0], kept, held[1], held[2] if t_R is not None else None)
+                def run(held: list[Tensor]) -> Tensor:
+                    return self._run(held[0], kept, held[1], held[2], held[3] if t_R is not None else None)
 
-            self.recordings[key] = Recording(run, inputs)
-        return self.recordings[key].replay(inputs)
+                self.recordings[key] = Recording(run, inputs)
+            # The next pass, which may be another thread's, writes to the same place.
+            return self.recordings[key].replay(inputs)[: len(at_N)].clone()
 
     def _keep(self, six: Sequence[Tensor]) -> list[Tensor]:
         """The modulations of a batch in a place of their own, where every pass finds them: they are copied once."""
@@ -90,14 +99,18 @@ class Trunk:
         self.kept[kind].take(six)
         return self.kept[kind].tensors
 
-    def _run(self, x_RL: Tensor, six: Sequence[Tensor] | None, rows_R: Tensor, t_R: Tensor | None) -> Tensor:
+    def _run(
+        self, x_RL: Tensor, six: Sequence[Tensor] | None, at_N: Tensor, rows_R: Tensor, t_R: Tensor | None
+    ) -> Tensor:
         device = x_RL.device.type
         in_half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
         if not (self.fused and in_half):
-            return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
+            if x_RL.is_cuda:  # the products have one shape, whatever the places
+                return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R).flatten(0, 1)[at_N]
+            return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R, at_N)
         if self.backbone.time is not None:
             six = self.backbone.modulations(self.backbone.time(needed(t_R)))
-        return fused_forward(self.backbone, x_RL, six, rows_R, self.zero_K)
+        return fused_forward(self.backbone, x_RL, six, at_N, rows_R, self.zero_K)
 
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
         """What a recording depends on: shapes, precision, and where the weights lie."""
@@ -105,6 +118,14 @@ class Trunk:
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         places = self.backbone.embed.weight.data_ptr(), self.backbone.norm_scale.data_ptr()
         return shapes, precision, places
+
+
+def _filled(at_N: Tensor, most: int) -> Tensor:
+    """The places and as many more as a recording is made for: few, or all there are."""
+    room = FIXED_LAST if len(at_N) <= FIXED_LAST else FIXED_LAST * math.ceil(most / FIXED_LAST)
+    filled_P = at_N.new_zeros(room)
+    filled_P[: len(at_N)] = at_N
+    return filled_P
 
 
 def of_rows(six: Sequence[Tensor] | None, rows_R: Tensor | None) -> list[Tensor] | None:
@@ -125,11 +146,13 @@ def with_half_matrices(backbone: DiT) -> DiT:
     return half
 
 
-def forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None) -> Tensor:
-    """The pass itself."""
+def forward(
+    backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, t_R: Tensor | None, at_N: Tensor | None = None
+) -> Tensor:
+    """The pass itself; to the end for all places, or for some, (N, D)."""
     if backbone.time is None:
-        return backbone(x_RL, six=unpacked(six) if six is not None else None)
-    return backbone(x_RL, c_BGC=backbone.time(needed(t_R)))
+        return backbone(x_RL, six=unpacked(six) if six is not None else None, at_N=at_N)
+    return backbone(x_RL, c_BGC=backbone.time(needed(t_R)), at_N=at_N)
 
 
 def needed(t_R: Tensor | None) -> Tensor:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rmdm.backbone import dit
-from rmdm.backbone.dit import DiT, KVCache, rotate
+from rmdm.backbone.dit import Causes, DiT, KVCache, rotate
 from rmdm.backbone.dropout import dropout
 from rmdm.config import ModelConfig
 from tests.reference.tiny import tiny_backbone
@@ -115,7 +115,8 @@ def names(node) -> str:
 
 
 @pytest.mark.parametrize("groups", [None, 6])
-def test_fused_the_network_has_the_values_and_gradients_it_has(groups, monkeypatch):
+@pytest.mark.parametrize("at", [None, [3, 17, 0, 8]], ids=["all", "some"])
+def test_fused_the_network_has_the_values_and_gradients_it_has(groups, at, monkeypatch):
     pytest.importorskip("triton")
     model = tiny_backbone(20, 6, groups=groups).train()
     x_BL = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
@@ -123,8 +124,37 @@ def test_fused_the_network_has_the_values_and_gradients_it_has(groups, monkeypat
     trained, found = [p for name, p in model.named_parameters() if "blocks" in name or "embed" in name], []
     for fused in (False, True):
         monkeypatch.setattr(dit, "fuses", lambda _, fused=fused: fused)
-        h_BLD = model(x_BL, c_BGC=c)
+        h_BLD = model(x_BL, c_BGC=c, at_N=torch.tensor(at) if at else None)
         assert ("ResidualNorm" in names(h_BLD.grad_fn)) == fused
         found.append([h_BLD, *torch.autograd.grad(h_BLD.sin().sum(), trained, retain_graph=True)])
     for plain, other in zip(*found, strict=True):
         torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-4 * float(plain.detach().abs().max()))
+
+
+@pytest.mark.parametrize("kind", [{}, {"groups": 2}, {"groups": L}, {"time": True}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_wanted_places_have_the_values_and_gradients_they_have_among_all(kind, recompute):
+    model = tiny_backbone(V, L, **kind).train()
+    model.recompute = recompute
+    for block in model.blocks:
+        block.dropout = 0.3
+    key_B, x_BL = torch.arange(3) * 7919, torch.randint(V + 1, (3, L), generator=torch.Generator().manual_seed(0))
+    causes = Causes(key_B, torch.randn(3, kind.get("groups", 1), 4), torch.rand(3))
+    at_N = torch.tensor([17, 2, 8, 9, 23])
+    seen = []
+    model.blocks[-1].up.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[:-1].numel()))
+    whole = model(x_BL, key_B, causes=causes).flatten(0, 1)[at_N]
+    some = model(x_BL, key_B, causes=causes, at_N=at_N)
+    torch.testing.assert_close(some, whole, atol=1e-5, rtol=1e-5)
+    weight, parameters = torch.randn(whole.shape), [p for name, p in model.named_parameters() if "head" not in name]
+    mine, theirs = (torch.autograd.grad((h * weight).sum(), parameters, allow_unused=True) for h in (some, whole))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert set(seen) == {3 * L, 5}
+
+
+def test_all_places_in_another_order_come_in_that_order():
+    model, x_BL = randomised(causal=False), torch.randint(V, (2, L))
+    order = torch.randperm(2 * L)
+    torch.testing.assert_close(model(x_BL, at_N=order), model(x_BL).flatten(0, 1)[order])
+    assert model(x_BL, at_N=order[:0]).shape == (0, 32)

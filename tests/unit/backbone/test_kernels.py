@@ -59,13 +59,13 @@ def test_residual_norm_is_that_of_a_block(part, kind, rows_at_once, numbers_at_o
     v, scale_D = vectors_of(own, six, unit), normal(D, seed=4)
     if part == "first":
         expected = plain(h_ND, None, own, whole, 0, 0)
-        found = kernels.residual_norm(h_ND, ROWS_R, None, None, v[1], v[0])
+        found = kernels.residual_norm(h_ND, ROWS_R, None, None, v[1], v[0], L)
     elif part == "inner":
         expected = plain(h_ND, a_ND, own, whole, 2, 3)
-        found = kernels.residual_norm(h_ND, ROWS_R, a_ND, v[2], v[4], v[3])
+        found = kernels.residual_norm(h_ND, ROWS_R, a_ND, v[2], v[4], v[3], L)
     else:
         expected = plain(h_ND, a_ND, own, whole, 5, 0, scale_D)
-        found = kernels.residual_norm(h_ND, ROWS_R, a_ND, v[5], kernels.Vector(scale_D), None)
+        found = kernels.residual_norm(h_ND, ROWS_R, a_ND, v[5], kernels.Vector(scale_D), None, L)
     torch.testing.assert_close(h_ND, expected[0], atol=0.008, rtol=0.008)  # one unit in the last place of bf16
     torch.testing.assert_close(found, expected[1], atol=0.03, rtol=0.01)
 
@@ -77,14 +77,28 @@ def test_residual_norm_takes_the_next_blocks_vectors_for_the_norm():
     h, _ = plain(h_ND, a_ND, this, six, 5, 0)
     want = plain(h, None, following, other, 0, 0)[1]
     (_, _, _, _, _, gate), (shift, scale, *_) = vectors_of(this, six), vectors_of(following, other)
-    found = kernels.residual_norm(h_ND, ROWS_R, a_ND, gate, scale, shift)
+    found = kernels.residual_norm(h_ND, ROWS_R, a_ND, gate, scale, shift, L)
     torch.testing.assert_close(found, want, atol=0.03, rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["none", "groups", "packed"])
+def test_residual_norm_of_some_positions_has_their_modulations(kind):
+    h_ND, a_ND, own = normal(R * L, D).bfloat16(), normal(R * L, D, seed=1).bfloat16(), normal(6, D, seed=2)
+    six, unit = (None if kind == "none" else normal(3, 3, 6, D, seed=3)), None
+    if kind == "packed":
+        six, unit = packed([six])
+    v, at_N = vectors_of(own, six, unit), torch.tensor([11, 0, 7, 7, 3], device=HERE)
+    some_ND = h_ND[at_N]
+    found = kernels.residual_norm(some_ND, ROWS_R, a_ND[at_N], v[2], v[4], v[3], L, at_N)
+    whole = kernels.residual_norm(h_ND, ROWS_R, a_ND, v[2], v[4], v[3], L)
+    assert torch.equal(found, whole[at_N])
+    assert torch.equal(some_ND, h_ND[at_N])
 
 
 def test_groups_that_do_not_divide_a_row_are_refused():
     six = normal(1, 4, 6, D)
     with pytest.raises(ValueError, match="4 groups do not divide rows of 6 positions"):
-        kernels.residual_norm(normal(R * L, D).bfloat16(), ROWS_R, None, None, *vectors_of(six[0, 0], six)[1::-1])
+        kernels.residual_norm(normal(R * L, D).bfloat16(), ROWS_R, None, None, *vectors_of(six[0, 0], six)[1::-1], L)
 
 
 @PARTS
@@ -120,19 +134,20 @@ def test_gradients_of_residual_norm_are_those_of_autograd(
     ("width", "part"), [(16, 16), (24, 32), (256, 256), (384, 128), (768, 256), (1000, 256), (4096, 256)]
 )
 def test_a_width_is_read_in_parts_that_divide_it_if_they_are_not_tiny(width, part):
-    assert kernels._part(width) == part
+    assert kernels.part_of(width) == part
 
 
 COMPILED = """
 from rmdm.backbone import kernels
 
-numbers = many("i32", "N L group row_step step unit_step") | {"rows": "*i64", "eps": "fp32"}
+numbers = many("i32", "N L group row_step step unit_step") | many("*i64", "rows at") | {"eps": "fp32"}
 floats = many("*fp32", "gate_own gate_unit scale_own scale_unit shift_own shift_unit")
 sizes = {"D": 128, "ROWS": 2, "PART": 64}
 for name, kind in (("none", "*fp32"), ("float", "*bf16"), ("packed", "*i8")):
     types = numbers | floats | many("*bf16", "h a out m") | many(kind, "gates scales shifts")
-    for adds, last, whole in ((False, False, True), (True, False, True), (True, True, True), (True, False, False)):
-        compiled(kernels._residual_norm, types, ADDS=adds, LAST=last, KIND=name, WHOLE=whole, **sizes)
+    for adds, last, some, whole in ((0, 0, 0, 1), (1, 0, 0, 1), (1, 1, 1, 1), (1, 0, 1, 0)):
+        chosen = {"ADDS": bool(adds), "LAST": bool(last), "SOME": bool(some), "WHOLE": bool(whole)}
+        compiled(kernels._residual_norm, types, KIND=name, **chosen, **sizes)
 for name, kind in (("none", "*fp32"), ("float", "*bf16")):
     types = {"N": "i32", "eps": "fp32"} | many("*bf16", "h a d_m d_h d_sum d_a")
     types |= many("*fp32", "gate_own scale_own sums") | many(kind, "gates d_gates scales d_scales")

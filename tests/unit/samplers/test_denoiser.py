@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,12 @@ V, L, B = 5, 6, 4
 
 def places(rows: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(rows, (count,), generator=generator), torch.randint(L, (count,), generator=generator)
+    local_N = torch.randint(rows, (count,), generator=generator).sort().values
+    return local_N, torch.randint(L, (count,), generator=generator)
+
+
+def asked(x_RL, rows_R, local_N, place_N, t_R=None) -> denoiser.Ask:
+    return denoiser.Ask(x_RL, rows_R, local_N, place_N, np.bincount(local_N, minlength=len(x_RL)), t_R)
 
 
 @pytest.fixture
@@ -34,6 +40,11 @@ def test_logits_are_those_of_the_rows_conditions_at_the_wanted_places(latent_mod
     got = Denoiser(latent_model, c_BGC).logits(x_BL[rows_R], rows_R, local_N, place_N)
     all_BLV = latent_model.logits(latent_model(x_BL, c_BGC=c_BGC))
     torch.testing.assert_close(got, all_BLV[rows_R[local_N], place_N].detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_places_come_row_after_row(latent_model, x_BL):
+    with pytest.raises(ValueError, match="row after row; sort local_N"):
+        Denoiser(latent_model).logits(x_BL, None, torch.tensor([1, 0]), torch.tensor([2, 3]))
 
 
 def test_guidance_goes_from_the_null_through_the_latent(latent_model, x_BL):
@@ -130,10 +141,10 @@ def test_several_samplers_share_one_run_and_each_gets_its_own_answer(latent_mode
         Denoiser(latent_model, c_BGC[:1], block=block),
     ]
     asks = [
-        denoiser.Ask(x_BL, None, *places(B, 5)),
-        denoiser.Ask(x_BL[rows_R], rows_R, *places(2, 7)),
-        denoiser.Ask(x_BL.flip(0), None, *places(B, 3)),
-        denoiser.Ask(x_BL, None, *places(B, 4)),
+        asked(x_BL, None, *places(B, 5)),
+        asked(x_BL[rows_R], rows_R, *places(2, 7)),
+        asked(x_BL.flip(0), None, *places(B, 3)),
+        asked(x_BL, None, *places(B, 4)),
     ]
     together = denoiser.hidden_together(list(zip(makers, asks, strict=True)))
     for maker, ask, answer in zip(makers, asks, together, strict=True):
@@ -144,7 +155,7 @@ def test_several_samplers_share_one_run_and_each_gets_its_own_answer(latent_mode
 
 def test_samplers_with_a_time_share_a_run_too(x_BL):
     model = tiny_backbone(V, L, time=True)
-    asks = [denoiser.Ask(x_BL, None, *places(B, 5), torch.full((B,), t)) for t in (0.2, 0.9)]
+    asks = [asked(x_BL, None, *places(B, 5), torch.full((B,), t)) for t in (0.2, 0.9)]
     together = denoiser.hidden_together([(Denoiser(model), ask) for ask in asks])
     for ask, answer in zip(asks, together, strict=True):
         torch.testing.assert_close(answer.h_ND, Denoiser(model).hidden(ask).h_ND, atol=1e-6, rtol=1e-5)
@@ -166,7 +177,7 @@ def test_packed_modulations_are_off_by_half_a_step_of_their_vectors_scale():
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_a_fused_pass_reads_them_packed_and_gives_nearly_the_same(latent_model, x_BL, guidance):
     c_BGC, (local_N, place_N), rows_R = condition(latent_model), places(2, 9), torch.tensor([3, 1])
-    ask = denoiser.Ask(x_BL[rows_R], rows_R, local_N, place_N)
+    ask = asked(x_BL[rows_R], rows_R, local_N, place_N)
     makers = [
         Denoiser(latent_model, c_BGC, guidance, block=4, trunk=Trunk(latent_model, fused=fused))
         for fused in (False, True)

@@ -18,7 +18,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(HERE)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(3, 8), (4, 12)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 8), (4, 12), (2, 64), (12, 16)])
 def test_rotate_turns_queries_and_keys_and_leaves_values(heads, head_dim):
     width = heads * head_dim
     cos, sin = (each.to(HERE) for each in Rotary(head_dim, L)(0, L))
@@ -89,18 +89,22 @@ def test_pack_is_packed():
 
 
 @pytest.mark.parametrize("kind", [{}, {"groups": 2}, {"groups": 8}], ids=["plain", "groups", "a latent a token"])
+@pytest.mark.parametrize("at", [range(24), [23, 5, 0, 14], [*range(0, 24, 3)] * 2], ids=["all", "some", "twice"])
 @torch.no_grad()
-def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind):
+def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind, at, monkeypatch):
+    from rmdm.samplers import fused as of
     from rmdm.samplers.fused import fused_forward
 
+    monkeypatch.setattr(of, "FIXED_LAST", 7)
+    at_N = torch.tensor(list(at), device=HERE)
     model = tiny_backbone(50, 8, **kind).to(HERE)
     x_RL = torch.randint(51, (3, 8), generator=torch.Generator().manual_seed(0)).to(HERE)
     six = model.modulations(model.latent(normal(3, kind["groups"], 3))) if kind else None
-    exact = model(x_RL, six=six)
+    exact = model(x_RL, six=six).flatten(0, 1)[at_N]
     with torch.autocast(HERE, dtype=torch.bfloat16):
-        half = model(x_RL, six=six)
+        half = model(x_RL, six=six).flatten(0, 1)[at_N]
         zero_K = torch.zeros(64, dtype=torch.bfloat16, device=HERE)
-        fused = fused_forward(model, x_RL, six, torch.arange(3, device=HERE), zero_K)
+        fused = fused_forward(model, x_RL, six, at_N, torch.arange(3, device=HERE), zero_K)
     error, usual = ((each.float() - exact).square().mean().sqrt() for each in (fused, half))
     assert error < 2 * usual
     assert error < 0.05 * exact.std()
@@ -110,8 +114,9 @@ def test_a_fused_pass_is_as_near_to_float32_as_the_plain_one(kind):
 COMPILED = """
 from rmdm.samplers import kernels
 
-types = many("i32", "N L heads half stride") | many("*fp32", "cos sin") | {"x": "*bf16"}
-compiled(kernels._rotate, types, ROWS=2, HEADS=8, HALF=16)
+types = many("i32", "N L stride") | many("*fp32", "cos sin") | {"x": "*bf16"}
+for pairs, half, part, whole in ((768, 32, 256, True), (768, 32, 256, False), (36, 6, 64, False)):
+    compiled(kernels._rotate, types, PAIRS=pairs, HALF=half, ROWS=4, PART=part, WHOLE=whole)
 for kind in ("*bf16", "*fp32"):
     types = many("i32", "V C stride") | many("*fp64", "temperature top mass") | {"logits": kind}
     compiled(kernels._add_up_runs, types, RUNS=4, RUN=256)

@@ -15,7 +15,7 @@ from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample, sample_anc
 from rmdm.samplers import confidence as confidence_orders
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import CONFIDENCE, SAMPLERS, SCORE
-from rmdm.samplers.trunk import Trunk, forward, of_rows, with_half_matrices
+from rmdm.samplers.trunk import with_half_matrices
 from tests.reference.tiny import tiny_backbone
 
 V, L = 6, 8
@@ -232,27 +232,6 @@ def test_blocks_leave_the_text_as_it_is(name):
     plain = requests(chosen, model, 64, 64)
     for batch in (64, 7):
         assert (requests(chosen, model, 64, batch, block=3) != plain).any(dim=1).sum() <= 1
-
-
-@pytest.mark.parametrize("guidance", [1.0, 1.5])
-def test_a_pass_that_reuses_its_memory_leaves_the_text_as_it_is(monkeypatch, guidance):
-    """As a recording does: every pass writes its result over that of the pass before."""
-    memory: dict[torch.Size, torch.Tensor] = {}
-
-    def reusing(self, x_RL, six, rows_R=None, t_R=None):
-        h_RLD = forward(self.backbone, x_RL, of_rows(six, rows_R), t_R)
-        return memory.setdefault(h_RLD.shape, torch.empty_like(h_RLD)).copy_(h_RLD)
-
-    monkeypatch.setattr(Trunk, "__call__", reusing)
-    x_BL = torch.full((20, L), MASK)
-    for name in ("ancestral", *CONFIDENCE):
-        chosen = SampleSettings(name, steps=4, guidance=guidance)
-        plain, reused = (
-            sample(Denoiser(LATENT, condition(20), guidance, 8, trunk=trunk), x_BL, row_keys(0, range(20)), chosen)
-            for trunk in (None, Trunk(LATENT))
-        )
-        assert torch.equal(plain, reused)
-    assert len(memory) == 1
 
 
 def test_rows_belong_to_seed_and_number_not_to_the_batch():

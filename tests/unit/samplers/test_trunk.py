@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +29,8 @@ def asked(model, rows: int) -> Ask:
     generator = torch.Generator().manual_seed(0)
     local_N, place_N = torch.arange(rows).repeat_interleave(2), torch.randint(L, (2 * rows,), generator=generator)
     t_R = torch.linspace(0.1, 0.9, rows) if model.time is not None else None
-    return Ask(torch.randint(V + 1, (rows, L), generator=generator), None, local_N, place_N, t_R)
+    count_R = np.full(rows, 2)
+    return Ask(torch.randint(V + 1, (rows, L), generator=generator), None, local_N, place_N, count_R, t_R)
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -45,12 +47,13 @@ def test_fused_blocks_give_every_row_its_own_condition(kind):
     # The same with its rows the other way round, as when some are done before others.
     order = torch.arange(rows).flip(0)
     t_R = ask.t_R[order] if ask.t_R is not None else None
-    turned = Ask(ask.x_RL[order], order, order.repeat_interleave(2), ask.place_N, t_R)
+    place_N = ask.place_N.view(-1, 2).flip(0).flatten()
+    turned = Ask(ask.x_RL[order], order, ask.local_N, place_N, ask.count_R, t_R)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         usual = distance(Denoiser(model, c).hidden(ask).h_ND, exact)
         fused = Denoiser(model, c, block=BLOCK, trunk=Trunk(model, fused=True))
         assert distance(fused.hidden(ask).h_ND, exact) < 3 * usual
-        assert distance(fused.hidden(turned).h_ND, exact) < 3 * usual
+        assert distance(fused.hidden(turned).h_ND.unflatten(0, (-1, 2)).flip(0).flatten(0, 1), exact) < 3 * usual
 
 
 @needs_triton
@@ -76,7 +79,7 @@ def test_a_model_told_the_time_needs_it():
     model = tiny_backbone(V, L, time=True)
     for trunk in (Trunk(model, fused=False), Trunk(model, fused=True)):
         with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="needs t_R"):
-            trunk(torch.zeros(2, L, dtype=torch.int64), None)
+            trunk(torch.zeros(2, L, dtype=torch.int64), None, torch.zeros(1, dtype=torch.int64))
 
 
 def test_threads_that_share_a_trunk_get_their_own_texts():
@@ -111,13 +114,13 @@ def test_modulations_of_a_small_batch_hold_no_whole_block():
 def test_a_trunk_works_under_inference_mode_and_after():
     model = tiny_backbone(V, L, groups=2)
     trunk, x_RL = Trunk(model, fused=False), torch.zeros(2, L, dtype=torch.int64)
-    c = condition(model, 2)
+    c, at_N = condition(model, 2), torch.arange(2 * L)
     with torch.inference_mode():
-        inside = trunk(x_RL, model.modulations(c)).clone()
+        inside = trunk(x_RL, model.modulations(c), at_N).clone()
     with torch.no_grad():
         six = model.modulations(c)
-        torch.testing.assert_close(trunk(x_RL, six), forward(model, x_RL, six, None))
-        torch.testing.assert_close(trunk(x_RL, six), inside.clone())
+        torch.testing.assert_close(trunk(x_RL, six, at_N), forward(model, x_RL, six, None).flatten(0, 1))
+        torch.testing.assert_close(trunk(x_RL, six, at_N), inside.clone())
 
 
 def test_modulations_of_a_batch_are_kept_in_one_place_until_it_is_too_small():

@@ -45,6 +45,14 @@ def test_all_micro_batches_of_all_ranks_have_one_shape(shards):
     assert len(shapes) == 1
 
 
+@pytest.mark.parametrize("process", ["mdlm", "sedd", "ar"])
+def test_selected_positions_are_all_different(shards, process):
+    for batch in build(shards, 1, micro=4, pad_in_loss=False, process=process).micro:
+        assert len(batch.select_N.unique()) == len(batch.select_N)
+        chosen = batch.x_BL.flatten()[batch.select_N[batch.weight_N > 0]]
+        assert process == "ar" or (chosen == 999).all()
+
+
 def test_weights_of_the_masked_positions_sum_to_the_rows_tokens(shards):
     # Each row's weight is L/k over its k masks, so the sum is exactly L a row.
     step = build(shards, 2)
