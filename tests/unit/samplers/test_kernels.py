@@ -118,7 +118,7 @@ types = many("i32", "N L stride") | many("*fp32", "cos sin") | {"x": "*bf16"}
 for pairs, half, part, whole in ((768, 32, 256, True), (768, 32, 256, False), (36, 6, 64, False)):
     compiled(kernels._rotate, types, PAIRS=pairs, HALF=half, ROWS=4, PART=part, WHOLE=whole)
 for kind in ("*bf16", "*fp32"):
-    types = many("i32", "V C stride") | many("*fp64", "temperature top mass") | {"logits": kind}
+    types = many("i32", "V C stride") | many("*fp64", "inverse top mass") | {"logits": kind}
     compiled(kernels._add_up_runs, types, RUNS=4, RUN=256)
     compiled(kernels._choose, types | {"uniform": "*fp64", "token": "*i64"}, BLOCK=64, RUN=256)
 compiled(kernels._pack, {"x": "*bf16", "packed": "*i8", "unit": "*fp32", "D": "i32"}, BLOCK=64)
