@@ -23,7 +23,7 @@ Callback = Callable[[int, Tensor], None]
 CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**22}
 FIXED_TOKENS = 8192
 """Tokens the network runs on at a time where their number is fixed: enough to fill a GPU."""
-FIXED_PLACES = 256
+FIXED_PLACES = 128
 """Places the head runs on at a time where their number is fixed; fewer for a very large vocabulary."""
 
 

@@ -4,8 +4,8 @@ A pass is some two hundred kernels, and on a few thousand tokens the host takes 
 them. `Denoiser` fills its blocks up, so their shapes are the same at every step and for every request: the kernels are
 recorded as a CUDA graph when a shape is first seen, and compute what they compute without.
 
-What is wanted of a pass is the hidden states of some places. A recording is made for few places and one for as many as
-there are; either way the last block's output matrix and MLP run on `FIXED_LAST` of them at a time.
+What is wanted of a pass is the hidden states of some places. Recordings are made for few of them and for more; in all
+of them the last block's output matrix and MLP run on `FIXED_LAST` places at a time.
 
 Under autocast every pass rounds the matrices to bf16 anew, which costs as much memory traffic as using them;
 `with_half_matrices` rounds them once. The products are the same.
@@ -121,8 +121,9 @@ class Trunk:
 
 
 def _filled(at_N: Tensor, most: int) -> Tensor:
-    """The places and as many more as a recording is made for: few, or all there are."""
-    room = FIXED_LAST if len(at_N) <= FIXED_LAST else FIXED_LAST * math.ceil(most / FIXED_LAST)
+    """The places and as many more as a recording is made for: 1, 2, 4, ... times `FIXED_LAST`, up to `most`."""
+    parts = 2 ** math.ceil(math.log2(max(1.0, len(at_N) / FIXED_LAST)))
+    room = FIXED_LAST * min(parts, math.ceil(most / FIXED_LAST))
     filled_P = at_N.new_zeros(room)
     filled_P[: len(at_N)] = at_N
     return filled_P

@@ -9,7 +9,7 @@ import torch
 
 from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample
 from rmdm.samplers.denoiser import Ask, hidden_together
-from rmdm.samplers.trunk import MOST_ROOM, Trunk, forward
+from rmdm.samplers.trunk import MOST_ROOM, Trunk, _filled, forward
 from tests.reference.tiny import tiny_backbone
 
 V, L, BLOCK = 30, 8, 4
@@ -140,3 +140,10 @@ def test_modulations_of_a_batch_are_kept_in_one_place_until_it_is_too_small():
     assert not trunk.recordings
     assert trunk._keep(few)[0] is larger[0]
     assert torch.equal(larger[0][:3], few[0])
+
+
+def test_recordings_have_room_for_once_twice_or_more_times_as_many_places(monkeypatch):
+    monkeypatch.setattr("rmdm.samplers.trunk.FIXED_LAST", 4)
+    rooms = [_filled(torch.arange(n), 22) for n in (0, 1, 4, 5, 8, 9, 17, 22)]
+    assert [len(each) for each in rooms] == [4, 4, 4, 8, 8, 16, 24, 24]
+    assert rooms[3].tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
