@@ -13,6 +13,8 @@ def compiled(kernel, types: dict[str, str], **constants: object) -> None:
     """Compile one for a Hopper GPU; to be called where Triton does not interpret."""
     names = kernel.arg_names
     assert set(types) | set(constants) == set(names)
+    # Compiled torch passes single floats in 64 bits, and what is computed with them is so too, or fits no longer.
+    assert not {"fp16", "bf16", "fp32", "fp64"} & set(types.values()), "a float must be a constant, or in memory"
     signature = {name: types.get(name, "constexpr") for name in names}
     source = ASTSource(kernel, signature, constexprs={(names.index(name),): value for name, value in constants.items()})
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]

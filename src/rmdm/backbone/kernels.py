@@ -4,6 +4,9 @@ Each reads its operands once and writes its result once, where a chain of torch'
 link, and compiled torch spends more instructions on a number than memory takes to bring it. Under `TRITON_INTERPRET=1`
 they run on a CPU, number by number, which is how they are tested without a GPU.
 
+Single numbers with a fraction are constants of a kernel: as an argument, compiled torch gives them in 64 bits, and all
+that is computed from them would be so too.
+
 A block's vectors (shift, scale - 1, gate - 1) are its own plus what the condition adds at each group of positions.
 """
 
@@ -90,7 +93,7 @@ def _vector(own, same_R1, column_C, seen_RC, stored_RC, unit_R1, KIND: tl.conste
 @triton.jit
 def _residual_norm(
     h, a, out, m, gate_own, gates, gate_unit, scale_own, scales, scale_unit, shift_own, shifts, shift_unit,
-    rows, at, N, L, group, row_step, step, unit_step, eps, D: tl.constexpr,
+    rows, at, N, L, group, row_step, step, unit_step, D: tl.constexpr, EPS: tl.constexpr,
     ADDS: tl.constexpr, LAST: tl.constexpr, SOME: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
     PART: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +145,7 @@ def _residual_norm(
             apart_RC = tl.where((column_C < D)[None, :], apart_RC, 0.0)
         apart_P = apart_P + (apart_RC,)
         total_RC += apart_RC * apart_RC
-    narrow_R1 = tl.rsqrt(tl.sum(total_RC, axis=1) / D + eps)[:, None]
+    narrow_R1 = tl.rsqrt(tl.sum(total_RC, axis=1) / D + EPS)[:, None]
     for k in tl.static_range(PARTS):
         column_C = k * PART + tl.arange(0, PART)
         seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < D)[None, :]
@@ -179,8 +182,8 @@ def residual_norm(
         h_ND, a_ND if a_ND is not None else h_ND, out_ND if out_ND is not None else h_ND, m_ND,
         *(gate.operands() if gate is not None else unused), *scale.operands(),
         *(shift.operands() if shift is not None else unused),
-        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step, eps,
-        D=D, ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
+        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step,
+        D=D, EPS=eps, ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
         ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
     )  # fmt: skip
     return m_ND
@@ -189,8 +192,8 @@ def residual_norm(
 @triton.jit
 def _residual_norm_back(
     h, a, d_m, d_h, d_sum, d_a, gate_own, gates, d_gates, scale_own, scales, d_scales, sums,
-    N, eps, D: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    WHOLE: tl.constexpr,
+    N, D: tl.constexpr, EPS: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, ROWS: tl.constexpr,
+    PART: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = (D + PART - 1) // PART
     zero_RC = tl.zeros([ROWS, PART], tl.float32)
@@ -221,7 +224,7 @@ def _residual_norm_back(
             if not WHOLE:
                 apart_RC = tl.where((k * PART + tl.arange(0, PART) < D)[None, :], apart_RC, 0.0)
             total_RC += apart_RC * apart_RC
-        narrow_R1 = tl.rsqrt(tl.sum(total_RC, axis=1) / D + eps)[:, None]
+        narrow_R1 = tl.rsqrt(tl.sum(total_RC, axis=1) / D + EPS)[:, None]
         # With x the normalised h and g the gradient of x, that of h is narrow (g - mean g - x mean (g x)).
         total_RC, along_RC = zero_RC, zero_RC
         for k in tl.static_range(PARTS):
@@ -298,7 +301,7 @@ class ResidualNorm(torch.autograd.Function):
             sum_ND, a_ND, d_m_ND, d_sum_ND, d_h_ND, d_a_ND,
             gate_D, gates_ND if gates_ND is not None else unused, d_gates_ND if d_gates_ND is not None else unused,
             scale_D, scales_ND if scales_ND is not None else unused, d_scales_ND if d_scales_ND is not None else unused,
-            sums_P3D, N, 1e-5, D=D, KIND=kind, TURNS=triton.cdiv(N, programs * BACK_ROWS),
+            sums_P3D, N, D=D, EPS=1e-5, KIND=kind, TURNS=triton.cdiv(N, programs * BACK_ROWS),
             ROWS=BACK_ROWS, PART=part, WHOLE=D % part == 0, num_warps=BACK_WARPS,
         )  # fmt: skip
         d_shift_D, d_scale_D, d_gate_D = sums_P3D.sum(0).unbind(0)
@@ -331,8 +334,8 @@ def _share(logit_B, shift, weight):
 
 @triton.jit
 def _loss_and_gradient(
-    logits, target, weight, loss, uniform,
-    V: tl.constexpr, P: tl.constexpr, SCORE: tl.constexpr, BLOCK: tl.constexpr,
+    logits, target, weight, loss,
+    V: tl.constexpr, P: tl.constexpr, UNIFORM: tl.constexpr, SCORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     WHOLE: tl.constexpr = V // BLOCK * BLOCK  # up to here no mask is needed, and eight logits are read at once
     n, id_B = tl.program_id(0), tl.arange(0, BLOCK)
@@ -345,7 +348,7 @@ def _loss_and_gradient(
     most, mass = _add(most, mass, rest_B)
     lse = (most + tl.log2(mass)) / LOG2E
     # What is taken from the logits so that exp gives softmax, or f.
-    shift = uniform if SCORE else lse
+    shift = UNIFORM if SCORE else lse
     tl.store(loss + n, tl.exp(lse - shift) - 1 + shift - hit if SCORE else lse - hit)
     for first in range(0, WHOLE, BLOCK):
         gradient_B = _share(tl.load(row + first + id_B), shift, own)
@@ -370,7 +373,7 @@ def loss_and_gradient_(
     loss_N = torch.empty(N, device=logits_NP.device, dtype=torch.float32)
     if N:
         _loss_and_gradient[(N,)](
-            logits_NP, target_N, weight_N, loss_N, math.log(vocab_size),
-            V=vocab_size, P=P, SCORE=score_entropy, BLOCK=BLOCK, num_warps=WARPS,
+            logits_NP, target_N, weight_N, loss_N,
+            V=vocab_size, P=P, UNIFORM=math.log(vocab_size), SCORE=score_entropy, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return loss_N

@@ -17,10 +17,11 @@ def case(request, monkeypatch):
         kernels = pytest.importorskip("rmdm.backbone.kernels", reason="needs Triton")
         monkeypatch.setattr(cross_entropy, "fuses", lambda _: True)
         monkeypatch.setattr(kernels, "BLOCK", 16)  # 50 logits in four steps, the last of which is not full
+    device = "cuda" if "fused" in request.param and torch.cuda.is_available() else "cpu"
     g = torch.Generator().manual_seed(0)
-    h = torch.randn(N, D, generator=g).requires_grad_()
-    head = torch.randn(PADDED, D, generator=g).requires_grad_()
-    return h, head, torch.randint(V, (N,), generator=g), torch.rand(N, generator=g)
+    h = torch.randn(N, D, generator=g).to(device).requires_grad_()
+    head = torch.randn(PADDED, D, generator=g).to(device).requires_grad_()
+    return h, head, torch.randint(V, (N,), generator=g).to(device), torch.rand(N, generator=g).to(device)
 
 
 def plain(h, head, target, weight):
