@@ -20,7 +20,7 @@ from torch import Tensor
 from rmdm.backbone.triton_here import fuses
 
 # Elements of one chunk of logits: large enough to keep a GPU's matrix units busy, small enough for a CPU's memory.
-CHUNK_ELEMENTS = {"cuda": 2**28, "cpu": 2**22}
+CHUNK_ELEMENTS = {"cuda": 2**29, "cpu": 2**22}
 
 
 def linear_cross_entropy(

@@ -11,7 +11,6 @@ A block's vectors (shift, scale - 1, gate - 1) are its own plus what the conditi
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +23,12 @@ NORM_ROWS, NORM_WARPS = 4, 4
 """Positions that one program normalises, and its warps: one each, so that no sum crosses a warp."""
 NORM_PART = 256
 """Numbers of a position that are read at once: eight a thread, 16 bytes of bf16. Whole parts need no masks."""
-AHEAD_BYTES = 20 * 2**20
-"""Most that is brought to the cache before it is needed, of the 50 MB that an H200's holds."""
-BACK_ROWS, BACK_WARPS, BACK_STAGES, BACK_PROGRAMS = 4, 4, 2, 264
-"""Positions at once, warps, positions on their way, and programs of the backward pass, each of which adds up the
-gradients of its share of the positions; two fit on each of the 132 processors of an H200."""
+BACK_ROWS, BACK_WARPS, BACK_PROGRAMS = 1, 2, 1056
+"""Positions at once, warps and programs of the backward pass, each of which adds up the gradients of its share of the
+positions; eight fit on each of the 132 processors of an H200. Fewer and larger ones wait longer for memory."""
 BLOCK, WARPS = 4096, 8
 """Logits that a program looks at at once, and its warps."""
-GELU_BLOCK, GELU_WARPS = 2048, 8
+GELU_BLOCK, GELU_WARPS = 2048, 4
 """Numbers that one program takes the GELU of, and its warps."""
 GELU_RATE, BELL_MASS = tl.constexpr(0.3275911 / math.sqrt(2)), tl.constexpr(1 / math.sqrt(2 * math.pi))
 
@@ -97,31 +94,11 @@ def _vector(own, same_R1, column_C, seen_RC, stored_RC, unit_R1, KIND: tl.conste
 
 
 @triton.jit
-def _ask_for(early, late, row_R, step, is_row_R, EARLY: tl.constexpr, LATE: tl.constexpr, ROWS: tl.constexpr):
-    """Have some bytes of each row brought from memory to the cache, two runs of them, and do not wait."""
-    lane_1T = tl.arange(0, 32)[None, :]
-    place_R1 = (row_R * step)[:, None]
-    where_RT = tl.where(lane_1T == 0, (early + place_R1).to(tl.int64), (late + place_R1).to(tl.int64))
-    bytes_RT = tl.where(lane_1T == 0, EARLY, tl.where(lane_1T == 1, LATE, 0)) * is_row_R[:, None].to(tl.int32)
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred wanted;
-        .reg .b64 stay;
-        setp.gt.s32 wanted, $2, 0;
-        createpolicy.fractional.L2::evict_last.b64 stay, 1.0;
-        @wanted cp.async.bulk.prefetch.L2.global.L2::cache_hint [$1], $2, stay;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r", [where_RT, bytes_RT], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def _residual_norm(
     h, a, out, m, gate_own, gates, gate_unit, scale_own, scales, scale_unit, shift_own, shifts, shift_unit,
-    early, late, rows, at, N, L, group, row_step, step, unit_step, D: tl.constexpr, EPS: tl.constexpr,
+    rows, at, N, L, group, row_step, step, unit_step, D: tl.constexpr, EPS: tl.constexpr,
     ADDS: tl.constexpr, LAST: tl.constexpr, SOME: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
-    PART: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, LATE: tl.constexpr,
+    PART: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = (D + PART - 1) // PART
     position_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -182,20 +159,16 @@ def _residual_norm(
             shift_RC = _vector(shift_own, same_R1, column_C, seen_RC, shifts_P[k], shift_unit_R1, KIND)
             m_RC = apart_P[k] * narrow_R1 * scale_RC + shift_RC
         tl.store(m + place_R1 + column_C[None, :], m_RC.to(m.dtype.element_ty), mask=seen_RC)
-    if EARLY > 0:
-        _ask_for(early, late, row_R, step, is_row_R, EARLY, LATE, ROWS)
 
 
 def residual_norm(
     h_ND: Tensor, rows_R: Tensor, a_ND: Tensor | None, gate: Vector | None, scale: Vector, shift: Vector | None,
     length: int, at_N: Tensor | None = None, out_ND: Tensor | None = None, eps: float = 1e-5,
-    ahead: tuple[Tensor, ...] = (),
 ) -> Tensor:  # fmt: skip
     """h += (1 + gate) a, in place or to `out_ND`, then (1 + scale) LN(h) + shift; without `shift`, scale LN(h).
 
     The positions are those of R rows of `length`, one after another, or those of them that `at_N` names; row r has the
-    modulations of row `rows_R[r]`, or of the only one there is. Of one call all have the same layout. `ahead` are the
-    vectors, (rows, groups, some, D) in 8 bits, that the next call will need.
+    modulations of row `rows_R[r]`, or of the only one there is. Of one call all have the same layout.
     """
     N, D = h_ND.shape
     first = gate if gate is not None else scale
@@ -208,16 +181,13 @@ def residual_norm(
         if group * groups != length:
             raise ValueError(f"{groups} groups do not divide rows of {length} positions")
     m_ND, part, unused = torch.empty_like(h_ND), part_of(D), scale.operands()
-    soon = [each[0, 0].numel() for each in ahead] if fits_cache(ahead) else []
-    early, late = (ahead[0], ahead[-1]) if soon else (scale.own_D, scale.own_D)
     _residual_norm[(triton.cdiv(N, NORM_ROWS),)](
         h_ND, a_ND if a_ND is not None else h_ND, out_ND if out_ND is not None else h_ND, m_ND,
         *(gate.operands() if gate is not None else unused), *scale.operands(),
         *(shift.operands() if shift is not None else unused),
-        early, late, rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step,
+        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step,
         D=D, EPS=eps, ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
-        ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0,
-        EARLY=soon[0] if soon else 0, LATE=soon[1] if len(soon) > 1 else 0, num_warps=NORM_WARPS,
+        ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
     )  # fmt: skip
     return m_ND
 
@@ -226,14 +196,14 @@ def residual_norm(
 def _residual_norm_back(
     h, a, d_m, d_h, d_sum, d_a, gate_own, gates, d_gates, scale_own, scales, d_scales, sums,
     N, D: tl.constexpr, EPS: tl.constexpr, KIND: tl.constexpr, TURNS: tl.constexpr, ROWS: tl.constexpr,
-    PART: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    PART: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = (D + PART - 1) // PART
     zero_RC = tl.zeros([ROWS, PART], tl.float32)
     shift_P, scale_P, gate_P = (), (), ()  # sums over the positions of this program
     for _ in tl.static_range(PARTS):
         shift_P, scale_P, gate_P = shift_P + (zero_RC,), scale_P + (zero_RC,), gate_P + (zero_RC,)
-    for turn in tl.range(TURNS, num_stages=STAGES):
+    for turn in range(TURNS):
         position_R = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
         is_row_R = position_R < N
         place_R1, same_R1 = position_R[:, None].to(tl.int64) * D, position_R[:, None] * 0
@@ -295,17 +265,6 @@ def _residual_norm_back(
         tl.store(at_C + 2 * D, tl.sum(gate_P[k], axis=0), mask=known_C)
 
 
-def fits_cache(ahead: Sequence[Tensor]) -> bool:
-    """Whether vectors can be brought to the cache beforehand, and would still be there when they are needed."""
-    return (
-        len(ahead) > 0
-        and sum(each.numel() for each in ahead) <= AHEAD_BYTES
-        and all(each.dtype == torch.int8 and each[0, 0].numel() % 16 == 0 for each in ahead)
-        and ahead[0].is_cuda
-        and torch.cuda.get_device_capability(ahead[0].device) >= (9, 0)
-    )
-
-
 class ResidualNorm(torch.autograd.Function):
     """h' = h + (1 + gate) a and (1 + scale) LN(h') + shift, of N positions, with their gradients.
 
@@ -346,7 +305,7 @@ class ResidualNorm(torch.autograd.Function):
             gate_D, gates_ND if gates_ND is not None else unused, d_gates_ND if d_gates_ND is not None else unused,
             scale_D, scales_ND if scales_ND is not None else unused, d_scales_ND if d_scales_ND is not None else unused,
             sums_P3D, N, D=D, EPS=1e-5, KIND=kind, TURNS=triton.cdiv(N, programs * BACK_ROWS),
-            ROWS=BACK_ROWS, PART=part, WHOLE=D % part == 0, STAGES=BACK_STAGES, num_warps=BACK_WARPS,
+            ROWS=BACK_ROWS, PART=part, WHOLE=D % part == 0, num_warps=BACK_WARPS,
         )  # fmt: skip
         d_shift_D, d_scale_D, d_gate_D = sums_P3D.sum(0).unbind(0)
         d_shifts_ND = d_m_ND.to(gates_ND.dtype) if gates_ND is not None else None

@@ -50,14 +50,7 @@ def fused_forward(
     if backbone.places is not None:
         h_BLD = h_BLD + backbone.places[:L]
     h_ND = h_BLD.to(torch.bfloat16).view(R * L, -1)
-
-    def ahead_of(k: int, half: int, at_N: Tensor | None) -> tuple[Tensor, ...]:
-        """What the norm in the middle of block k, or that at its end, will read of packed modulations."""
-        if six is None or not packed or at_N is not None or k + half >= count:
-            return ()
-        return (six[k][..., 5:, :], six[k + 1][..., :2, :]) if half else (six[k][..., 2:5, :],)
-
-    m_ND = residual_norm(h_ND, rows_R, None, None, vectors[0][1], vectors[0][0], L, ahead=ahead_of(0, 0, None))
+    m_ND = residual_norm(h_ND, rows_R, None, None, vectors[0][1], vectors[0][0], L)
 
     def attended(block: Block, m_ND: Tensor) -> Tensor:
         """What attention finds, before its output matrix."""
@@ -70,12 +63,12 @@ def fused_forward(
         """Add attention, then the MLP, to the residual stream at some places or at all; what follows is normalised."""
         block, (_, _, gate1, shift2, scale2, gate2) = blocks[k], vectors[k]
         a_ND = F.linear(a_ND, block.out.weight.to(a_ND.dtype))
-        m_ND = residual_norm(h_ND, rows_R, a_ND, gate1, scale2, shift2, L, at_N, ahead=ahead_of(k, 1, at_N))
+        m_ND = residual_norm(h_ND, rows_R, a_ND, gate1, scale2, shift2, L, at_N)
         u_NK = torch._addmm_activation(zero_K, m_ND, block.up.weight.to(m_ND.dtype).T, use_gelu=True)
         d_ND = F.linear(u_NK, block.down.weight.to(m_ND.dtype))
         last = k + 1 == count
         scale1, shift1 = (Vector(backbone.norm_scale), None) if last else (vectors[k + 1][1], vectors[k + 1][0])
-        return residual_norm(h_ND, rows_R, d_ND, gate2, scale1, shift1, L, at_N, ahead=ahead_of(k + 1, 0, at_N))
+        return residual_norm(h_ND, rows_R, d_ND, gate2, scale1, shift1, L, at_N)
 
     for k, block in enumerate(blocks[:-1]):
         m_ND = add_both(k, h_ND, attended(block, m_ND), None)

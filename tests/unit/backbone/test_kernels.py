@@ -143,18 +143,16 @@ from rmdm.backbone import kernels
 numbers = many("i32", "N L group row_step step unit_step") | many("*i64", "rows at")
 floats = many("*fp32", "gate_own gate_unit scale_own scale_unit shift_own shift_unit")
 sizes = {"D": 128, "EPS": 1e-5, "ROWS": 2, "PART": 64}
-ahead = ((0, 0), (384, 0), (128, 256))
 for name, kind in (("none", "*fp32"), ("float", "*bf16"), ("packed", "*i8")):
-    types = numbers | floats | many("*bf16", "h a out m") | many(kind, "gates scales shifts early late")
+    types = numbers | floats | many("*bf16", "h a out m") | many(kind, "gates scales shifts")
     for adds, last, some, whole in ((0, 0, 0, 1), (1, 0, 0, 1), (1, 1, 1, 1), (1, 0, 1, 0)):
         chosen = {"ADDS": bool(adds), "LAST": bool(last), "SOME": bool(some), "WHOLE": bool(whole)}
-        for early, late in ahead if name == "packed" else ahead[:1]:
-            compiled(kernels._residual_norm, types, KIND=name, EARLY=early, LATE=late, **chosen, **sizes)
+        compiled(kernels._residual_norm, types, KIND=name, **chosen, **sizes)
 for name, kind in (("none", "*fp32"), ("float", "*bf16")):
     types = {"N": "i32"} | many("*bf16", "h a d_m d_h d_sum d_a")
     types |= many("*fp32", "gate_own scale_own sums") | many(kind, "gates d_gates scales d_scales")
     for whole in (True, False):
-        compiled(kernels._residual_norm_back, types, KIND=name, WHOLE=whole, TURNS=3, STAGES=2, **sizes)
+        compiled(kernels._residual_norm_back, types, KIND=name, WHOLE=whole, TURNS=3, **sizes)
 for kind in ("*bf16", "*fp32"):
     compiled(kernels._gelu, many(kind, "x y") | {"N": "i32"}, BLOCK=256)
     compiled(kernels._gelu_back, many(kind, "x d_y d_x") | {"N": "i32"}, BLOCK=256)
