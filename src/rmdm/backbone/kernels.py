@@ -185,8 +185,8 @@ def residual_norm(
         h_ND, a_ND if a_ND is not None else h_ND, out_ND if out_ND is not None else h_ND, m_ND,
         *(gate.operands() if gate is not None else unused), *scale.operands(),
         *(shift.operands() if shift is not None else unused),
-        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step,
-        D=D, EPS=eps, ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
+        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step, D=D, EPS=eps,
+        ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
         ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
     )  # fmt: skip
     return m_ND
