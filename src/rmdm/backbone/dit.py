@@ -19,7 +19,7 @@ Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected position
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,9 +96,16 @@ class KVCache:
 class Block(nn.Module):
     """h + gate * f(scale * LN(h) + shift) [Paper §3.4, adaLN], first f = attention, then f = MLP."""
 
-    def __init__(self, config: ModelConfig, layer: int, causal: bool, condition: int | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        causal: bool,
+        condition: int | None = None,
+        activation: Callable[[Tensor], Tensor] = gelu,
+    ) -> None:
         super().__init__()
-        D, self.heads, self.layer, self.causal = config.width, config.heads, layer, causal
+        D, self.heads, self.layer, self.causal, self.activation = config.width, config.heads, layer, causal, activation
         hidden = int(config.mlp_ratio * D)
         self.norm1, self.norm2 = LayerNorm(D), LayerNorm(D)
         self.qkv = nn.Linear(D, 3 * D, bias=False)
@@ -160,7 +167,7 @@ class Block(nn.Module):
 
     def widen(self, m_BLD: Tensor, noise_key_B: Tensor | None = None, at_N: Tensor | None = None) -> Tensor:
         """What the MLP adds to it, but for its gate."""
-        m_BLD = only_at(at_N, lambda m: self.down(gelu(self.up(m))), m_BLD)
+        m_BLD = only_at(at_N, lambda m: self.down(self.activation(self.up(m))), m_BLD)
         return dropout(m_BLD, self.dropout, noise_key_B, 2 * self.layer + 1)
 
     def vectors(self, c_BGC: Tensor | None, six_BG6D: Tensor | None, positions: int) -> Sequence[Tensor]:

@@ -13,6 +13,7 @@ Shapes: B rows, G groups, D dimensions of a group, W width.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rmdm.backbone.dit import Block, LayerNorm, Rotary
@@ -38,7 +39,9 @@ class FlowNet(nn.Module):
         self.register_buffer("frequency", torch.linspace(0.5, FASTEST, FREQUENCIES), persistent=False)
         self.time = nn.Sequential(nn.Linear(4 * FREQUENCIES + 1, W), nn.SiLU(), nn.Linear(W, CONDITION), nn.SiLU())
         self.rotary = Rotary(W // config.heads, groups)
-        self.blocks = nn.ModuleList(Block(trunk, layer, causal=False) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(
+            Block(trunk, layer, causal=False, activation=F.gelu) for layer in range(config.layers)
+        )
         self.modulate = nn.ModuleList(nn.Linear(CONDITION, 6 * W, bias=False) for _ in range(config.layers))
         self.norm = LayerNorm(W)
         self.leave_modulate = nn.Linear(CONDITION, 2 * W)

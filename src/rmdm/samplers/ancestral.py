@@ -79,14 +79,12 @@ def ancestral_steps(
 
 def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:
     """The steps of each row renumbered 0, 1, ... so that none is empty before its last."""
-    order_BL = np.argsort(step_BL, axis=1, kind="stable")
-    sorted_BL = np.take_along_axis(step_BL, order_BL, axis=1)
-    # A row's first step, or before it those that never unmask, begins the count.
-    rank_BL = np.cumsum(np.diff(sorted_BL, axis=1, prepend=sorted_BL[:, :1]) != 0, axis=1)
-    rank_BL -= sorted_BL[:, :1] == NEVER
-    dense_BL = np.empty_like(step_BL)
-    np.put_along_axis(dense_BL, order_BL, np.where(sorted_BL == NEVER, NEVER, rank_BL), axis=1)
-    return dense_BL
+    row_B1, steps = np.arange(len(step_BL))[:, None], int(step_BL.max(initial=NEVER)) + 1
+    has_BK = np.zeros((len(step_BL), steps + 1), dtype=bool)  # the last column is that of `NEVER`
+    has_BK[row_B1, step_BL] = True
+    number_BK = np.cumsum(has_BK, axis=1) - 1
+    number_BK[:, -1] = NEVER
+    return number_BK[row_B1, step_BL]
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,15 @@ class _Schedule:
         """The schedule in which position (b, l) unmasks at step_BL[b, l]."""
         B = len(step_BL)
         row_M, place_M = np.nonzero(step_BL != NEVER)
-        order_M = np.argsort(step_BL[row_M, place_M], kind="stable")
+        # Of small numbers numpy sorts by digits, many times as fast.
+        small = np.int16 if steps < 2**15 else np.int64
+        order_M = np.argsort(step_BL[row_M, place_M].astype(small), kind="stable")
         row_M, place_M = row_M[order_M], place_M[order_M]
         step_M = step_BL[row_M, place_M]
-        run_Q, number_M, count_Q = np.unique(step_M * B + row_M, return_inverse=True, return_counts=True)
+        run_M = step_M * B + row_M
+        count_KB = np.bincount(run_M, minlength=steps * B)
+        run_Q, number_M = np.nonzero(count_KB)[0], (np.cumsum(count_KB > 0) - 1)[run_M]
+        count_Q = count_KB[run_Q]
         token_start = np.searchsorted(step_M, np.arange(steps + 1))
         row_start = np.searchsorted(run_Q, np.arange(steps + 1) * B)
         return _Schedule(

@@ -23,8 +23,9 @@ Callback = Callable[[int, Tensor], None]
 CHUNK_ELEMENTS = {"cuda": 2**27, "cpu": 2**22}
 FIXED_TOKENS = 8192
 """Tokens the network runs on at a time where their number is fixed: enough to fill a GPU."""
-FIXED_PLACES = 128
-"""Places the head runs on at a time where their number is fixed; fewer for a very large vocabulary."""
+FIXED_PLACES, TOGETHER = 128, 4
+"""Places the head runs on at a time where their number is fixed, fewer for a very large vocabulary; and how many times
+as many tokens are drawn together: each draw takes the host longer than the GPU takes for so few."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,13 @@ class Hidden:
             check_finite(self.h_ND)
         N, most = len(self.h_ND), CHUNK_ELEMENTS.get(self.h_ND.device.type, 2**22)
         size = max(1, most // self.backbone.vocab_size)
-        size = min(size, FIXED_PLACES) if self.fixed else size
+        if self.fixed:
+            size = min(size, FIXED_PLACES) * max(1, min(size // FIXED_PLACES, TOGETHER))
         for first in range(0, max(N, 1), size):
             part = slice(first, min(first + size, N))
-            logits = self._head(self.h_ND[part], size)
+            logits = self._head(self.h_ND[part], min(size, FIXED_PLACES))
             if self.null_ND is not None:
-                null = self._head(self.null_ND[part], size).float()
+                null = self._head(self.null_ND[part], min(size, FIXED_PLACES)).float()
                 logits = null + self.guidance * (logits.float() - null)
             if self.barred is not None:
                 barred_NV = self.barred.places_L[self.place_N[part], None] & self.barred.tokens_V
@@ -229,9 +231,16 @@ class Hidden:
             yield part, logits
 
     def _head(self, h_ND: Tensor, size: int) -> Tensor:
+        """Logits (N, V); where the number of places is fixed, by products of `size` of them, filled up."""
+        N, missing = len(h_ND), max(-len(h_ND) % size, size - len(h_ND))
         if not self.fixed:
             return self.backbone.logits(h_ND)
-        return self.backbone.logits(F.pad(h_ND, (0, 0, 0, size - len(h_ND))))[: len(h_ND)]
+        h_MD = F.pad(h_ND, (0, 0, 0, missing)) if missing else h_ND
+        head_PD = self.backbone.head.weight.to(h_MD.dtype)
+        logits_MP = h_MD.new_empty(len(h_MD), len(head_PD))
+        for h_SD, logits_SP in zip(h_MD.split(size), logits_MP.split(size), strict=True):
+            torch.mm(h_SD, head_PD.T, out=logits_SP)
+        return logits_MP[:N, : self.backbone.vocab_size]
 
 
 def draw_tokens(hidden: Hidden, noise_N: Tensor, settings: SampleSettings, *, sure: bool) -> tuple[Tensor, Tensor]:
