@@ -118,13 +118,14 @@ def names(node) -> str:
 @pytest.mark.parametrize("at", [None, [3, 17, 0, 8]], ids=["all", "some"])
 def test_fused_the_network_has_the_values_and_gradients_it_has(groups, at, monkeypatch):
     pytest.importorskip("triton")
-    model = tiny_backbone(20, 6, groups=groups).train()
-    x_BL = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
-    c = model.latent(torch.randn(3, groups, 3, generator=torch.Generator().manual_seed(1))) if groups else None
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    model = tiny_backbone(20, 6, groups=groups).train().to(here)
+    x_BL = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0)).to(here)
+    c = model.latent(torch.randn(3, groups, 3, generator=torch.Generator().manual_seed(1)).to(here)) if groups else None
     trained, found = [p for name, p in model.named_parameters() if "blocks" in name or "embed" in name], []
     for fused in (False, True):
         monkeypatch.setattr(dit, "fuses", lambda _, fused=fused: fused)
-        h_BLD = model(x_BL, c_BGC=c, at_N=torch.tensor(at) if at else None)
+        h_BLD = model(x_BL, c_BGC=c, at_N=torch.tensor(at, device=here) if at else None)
         assert ("ResidualNorm" in names(h_BLD.grad_fn)) == fused
         found.append([h_BLD, *torch.autograd.grad(h_BLD.sin().sum(), trained, retain_graph=True)])
     for plain, other in zip(*found, strict=True):
