@@ -1,6 +1,6 @@
 """What a training step would cost on 8 to 512 GPUs, on paper: one GPU's measured step, and counted bytes over links.
 
-    python benchmarks/cost_model.py [--step-ms 117.7 --rows 64] [--nvlink 450] [--network 50] [--plot FILE.svg]
+    python benchmarks/cost_model.py [--step-ms 121.5 --rows 64] [--nvlink 450] [--network 50] [--plot FILE.svg]
 
 The size is `owt` (12 x 768, L = 1024, RMDM, one latent a token). Nothing here was measured on more than one GPU. Where
 a node's 8 GPUs end, a ring over nodes goes on at the network's rate, every GPU with its own adapter.
@@ -59,7 +59,7 @@ def link_seconds(held: int, gpus: int, nvlink: float, network: float, bytes_each
 def main() -> None:
     """Print the tables; with `--plot`, draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=117.7, help="one GPU's step (default: the H200's)")
+    parser.add_argument("--step-ms", type=float, default=121.5, help="one GPU's step (default: the H200's)")
     parser.add_argument("--rows", type=int, default=64, help="rows of that step")
     parser.add_argument("--nvlink", type=float, default=450, help="GB/s a GPU sends inside a node")
     parser.add_argument("--network", type=float, default=50, help="GB/s a GPU sends to other nodes")

@@ -336,6 +336,8 @@ def test_confidence_at_no_temperature_is_the_greedy_search(order, steps, remask)
     assert rows.tolist() == [greedy(model, row, settings) for row in x_BL.tolist()]
 
 
-def test_the_steps_of_a_row_have_no_gaps_whether_or_not_tokens_are_given():
+@pytest.mark.parametrize("sparse", [0, 16])
+def test_the_steps_of_a_row_have_no_gaps_whether_or_not_tokens_are_given(sparse, monkeypatch):
+    monkeypatch.setattr(ancestral, "SPARSE", sparse)  # 0: the way for far more steps than positions
     found = ancestral._without_gaps(np.array([[0, 0, 2, 5], [-1, 0, 2, 5], [3, 3, 3, 3], [-1, -1, -1, -1]]))
     assert found.tolist() == [[0, 0, 1, 2], [-1, 0, 1, 2], [0, 0, 0, 0], [-1, -1, -1, -1]]

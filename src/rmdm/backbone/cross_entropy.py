@@ -20,7 +20,9 @@ from torch import Tensor
 from rmdm.backbone.triton_here import fuses
 
 # Elements of one chunk of logits: large enough to keep a GPU's matrix units busy, small enough for a CPU's memory.
-CHUNK_ELEMENTS = {"cuda": 2**29, "cpu": 2**22}
+CHUNK_ELEMENTS = {"cuda": 2**28, "cpu": 2**22}
+IN_PLACE = 2
+"""Times as many where the gradient takes the logits' place, instead of lying beside them and their float32 copies."""
 
 
 def linear_cross_entropy(
@@ -60,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_head = torch.zeros(head_VD.shape, device=head_VD.device)
         d_h = []
         head = head_VD.to(h_ND.dtype)
-        rows = _chunk_rows(h_ND, head)
+        rows = _chunk_rows(h_ND, head, IN_PLACE if fuses(h_ND) else 1)
         for h, target, weight in zip(h_ND.split(rows), target_N.split(rows), weight_N.split(rows), strict=True):
             row_loss, d_logits = _loss_and_gradient(h, head, target, weight, vocab_size, score_entropy)
             loss = loss + (row_loss * weight).sum()
@@ -76,8 +78,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_h * grads[0], (d_head * grads[0]).to(ctx.head_dtype), None, None, None, None
 
 
-def _chunk_rows(h_ND: Tensor, head_VD: Tensor) -> int:
-    most = max(64, CHUNK_ELEMENTS.get(h_ND.device.type, 2**22) // len(head_VD))
+def _chunk_rows(h_ND: Tensor, head_VD: Tensor, times: int = 1) -> int:
+    most = max(64, times * CHUNK_ELEMENTS.get(h_ND.device.type, 2**22) // len(head_VD))
     parts = -(-len(h_ND) // most)
     return -(-len(h_ND) // max(parts, 1)) or 1
 

@@ -56,8 +56,8 @@ class Vector:
 
 
 @triton.jit
-def _stored(stored, first_R1, column_C, seen_RC, D: tl.constexpr, KIND: tl.constexpr):
-    """Part of what the condition adds to a vector at some groups, as it is stored."""
+def _stored(stored, first_R1, column_C, seen_RC, D: tl.constexpr, KIND: tl.constexpr, ELSE: tl.constexpr = None):
+    """Part of what the condition adds to a vector at some groups, as it is stored; `ELSE` where nothing is seen."""
     place_RC = first_R1 + column_C[None, :]
     if D % 8 == 0:
         # Eight at a time, as all else is read: else numbers would have to change places between threads.
@@ -66,9 +66,9 @@ def _stored(stored, first_R1, column_C, seen_RC, D: tl.constexpr, KIND: tl.const
         return 0.0
     elif KIND == "packed":
         # These are read once, and should not drive from the cache what is read again soon.
-        return tl.load(stored + place_RC, mask=seen_RC, eviction_policy="evict_first")
+        return tl.load(stored + place_RC, mask=seen_RC, other=ELSE, eviction_policy="evict_first")
     else:
-        return tl.load(stored + place_RC, mask=seen_RC)
+        return tl.load(stored + place_RC, mask=seen_RC, other=ELSE)
 
 
 @triton.jit
@@ -81,12 +81,12 @@ def _units(unit, first_R, is_row_R, KIND: tl.constexpr):
 
 
 @triton.jit
-def _vector(own, same_R1, column_C, seen_RC, stored_RC, unit_R1, KIND: tl.constexpr):
+def _vector(own, same_R1, column_C, seen_RC, stored_RC, unit_R1, KIND: tl.constexpr, ELSE: tl.constexpr = None):
     """Part of a vector at some rows: its own, and what the condition adds.
 
     Its own is the same for all rows, but read as if it were not, in the layout of what it is multiplied with.
     """
-    own_RC = tl.load(own + same_R1 + column_C[None, :], mask=seen_RC).to(tl.float32)
+    own_RC = tl.load(own + same_R1 + column_C[None, :], mask=seen_RC, other=ELSE).to(tl.float32)
     if KIND == "none":
         return own_RC
     else:
@@ -215,8 +215,8 @@ def _residual_norm_back(
             d_m_P = d_m_P + (tl.load(d_m + place_R1 + column_C[None, :], mask=seen_RC, other=0.0),)
             d_h_P = d_h_P + (tl.load(d_h + place_R1 + column_C[None, :], mask=seen_RC, other=0.0),)
             a_P = a_P + (tl.load(a + place_R1 + column_C[None, :], mask=seen_RC, other=0.0),)
-            gates_P = gates_P + (_stored(gates, place_R1, column_C, seen_RC, D, KIND),)
-            scales_P = scales_P + (_stored(scales, place_R1, column_C, seen_RC, D, KIND),)
+            gates_P = gates_P + (_stored(gates, place_R1, column_C, seen_RC, D, KIND, 0.0),)
+            scales_P = scales_P + (_stored(scales, place_R1, column_C, seen_RC, D, KIND, 0.0),)
         total_RC = zero_RC
         for k in tl.static_range(PARTS):
             total_RC += h_P[k].to(tl.float32)
@@ -233,7 +233,7 @@ def _residual_norm_back(
         for k in tl.static_range(PARTS):
             column_C = k * PART + tl.arange(0, PART)
             seen_RC = is_row_R[:, None] if WHOLE else is_row_R[:, None] & (column_C < D)[None, :]
-            g_RC = 1 + _vector(scale_own, same_R1, column_C, seen_RC, scales_P[k], 1.0, KIND)
+            g_RC = 1 + _vector(scale_own, same_R1, column_C, seen_RC, scales_P[k], 1.0, KIND, 0.0)
             g_RC *= d_m_P[k].to(tl.float32)
             total_RC += g_RC
             along_RC += g_RC * ((h_P[k].to(tl.float32) - mean_R1) * narrow_R1)
@@ -243,9 +243,9 @@ def _residual_norm_back(
             column_C = k * PART + tl.arange(0, PART)
             seen_RC = is_row_R[:, None] if WHOLE else is_row_R[:, None] & (column_C < D)[None, :]
             d_m_RC, x_RC = d_m_P[k].to(tl.float32), (h_P[k].to(tl.float32) - mean_R1) * narrow_R1
-            g_RC = d_m_RC * (1 + _vector(scale_own, same_R1, column_C, seen_RC, scales_P[k], 1.0, KIND))
+            g_RC = d_m_RC * (1 + _vector(scale_own, same_R1, column_C, seen_RC, scales_P[k], 1.0, KIND, 0.0))
             d_RC = d_h_P[k].to(tl.float32) + narrow_R1 * (g_RC - g_R1 - x_RC * along_R1)
-            gate_RC = 1 + _vector(gate_own, same_R1, column_C, seen_RC, gates_P[k], 1.0, KIND)
+            gate_RC = 1 + _vector(gate_own, same_R1, column_C, seen_RC, gates_P[k], 1.0, KIND, 0.0)
             d_scale_RC, d_gate_RC = d_m_RC * x_RC, d_RC * a_P[k].to(tl.float32)
             place_RC = place_R1 + column_C[None, :]
             tl.store(d_sum + place_RC, d_RC.to(d_sum.dtype.element_ty), mask=seen_RC)

@@ -39,6 +39,7 @@ class FlowNet(nn.Module):
         self.register_buffer("frequency", torch.linspace(0.5, FASTEST, FREQUENCIES), persistent=False)
         self.time = nn.Sequential(nn.Linear(4 * FREQUENCIES + 1, W), nn.SiLU(), nn.Linear(W, CONDITION), nn.SiLU())
         self.rotary = Rotary(W // config.heads, groups)
+        # Torch's own GELU: stage I differentiates forward, and our kernel knows backward only.
         self.blocks = nn.ModuleList(
             Block(trunk, layer, causal=False, activation=F.gelu) for layer in range(config.layers)
         )

@@ -21,6 +21,8 @@ from rmdm.samplers.settings import SampleSettings
 
 NEVER = -1
 """Step of a position that is given."""
+SPARSE = 16
+"""Steps a position beyond which most are empty, and tables of all of them take more than they spare."""
 
 
 @torch.no_grad()
@@ -79,6 +81,9 @@ def ancestral_steps(
 
 def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:
     """The steps of each row renumbered 0, 1, ... so that none is empty before its last."""
+    if step_BL.max(initial=NEVER) > SPARSE * step_BL.shape[1]:
+        found, number_BL = np.unique(step_BL, return_inverse=True)
+        step_BL = number_BL.reshape(step_BL.shape) - (found[0] == NEVER)
     row_B1, steps = np.arange(len(step_BL))[:, None], int(step_BL.max(initial=NEVER)) + 1
     has_BK = np.zeros((len(step_BL), steps + 1), dtype=bool)  # the last column is that of `NEVER`
     has_BK[row_B1, step_BL] = True
@@ -114,9 +119,12 @@ class _Schedule:
         row_M, place_M = row_M[order_M], place_M[order_M]
         step_M = step_BL[row_M, place_M]
         run_M = step_M * B + row_M
-        count_KB = np.bincount(run_M, minlength=steps * B)
-        run_Q, number_M = np.nonzero(count_KB)[0], (np.cumsum(count_KB > 0) - 1)[run_M]
-        count_Q = count_KB[run_Q]
+        if steps > SPARSE * step_BL.shape[1]:
+            run_Q, number_M, count_Q = np.unique(run_M, return_inverse=True, return_counts=True)
+        else:  # counting needs no sorting
+            count_KB = np.bincount(run_M, minlength=steps * B)
+            run_Q, number_M = np.nonzero(count_KB)[0], (np.cumsum(count_KB > 0) - 1)[run_M]
+            count_Q = count_KB[run_Q]
         token_start = np.searchsorted(step_M, np.arange(steps + 1))
         row_start = np.searchsorted(run_Q, np.arange(steps + 1) * B)
         return _Schedule(

@@ -219,24 +219,24 @@ class Hidden:
         size = max(1, most // self.backbone.vocab_size)
         if self.fixed:
             size = min(size, FIXED_PLACES) * max(1, min(size // FIXED_PLACES, TOGETHER))
+        head_PD = self.backbone.head.weight.to(self.h_ND.dtype) if self.fixed else None
         for first in range(0, max(N, 1), size):
             part = slice(first, min(first + size, N))
-            logits = self._head(self.h_ND[part], min(size, FIXED_PLACES))
+            logits = self._head(self.h_ND[part], head_PD, min(size, FIXED_PLACES))
             if self.null_ND is not None:
-                null = self._head(self.null_ND[part], min(size, FIXED_PLACES)).float()
+                null = self._head(self.null_ND[part], head_PD, min(size, FIXED_PLACES)).float()
                 logits = null + self.guidance * (logits.float() - null)
             if self.barred is not None:
                 barred_NV = self.barred.places_L[self.place_N[part], None] & self.barred.tokens_V
                 logits = logits.masked_fill(barred_NV, -torch.inf)
             yield part, logits
 
-    def _head(self, h_ND: Tensor, size: int) -> Tensor:
+    def _head(self, h_ND: Tensor, head_PD: Tensor | None, size: int) -> Tensor:
         """Logits (N, V); where the number of places is fixed, by products of `size` of them, filled up."""
-        N, missing = len(h_ND), max(-len(h_ND) % size, size - len(h_ND))
-        if not self.fixed:
+        if head_PD is None:
             return self.backbone.logits(h_ND)
+        N, missing = len(h_ND), max(-len(h_ND) % size, size - len(h_ND))
         h_MD = F.pad(h_ND, (0, 0, 0, missing)) if missing else h_ND
-        head_PD = self.backbone.head.weight.to(h_MD.dtype)
         logits_MP = h_MD.new_empty(len(h_MD), len(head_PD))
         for h_SD, logits_SP in zip(h_MD.split(size), logits_MP.split(size), strict=True):
             torch.mm(h_SD, head_PD.T, out=logits_SP)

@@ -5,7 +5,7 @@ them. `Denoiser` fills its blocks up, so their shapes are the same at every step
 recorded as a CUDA graph when a shape is first seen, and compute what they compute without.
 
 What is wanted of a pass is the hidden states of some places. Recordings are made for few of them and for more; in all
-of them the last block's output matrix and MLP run on `FIXED_LAST` places at a time.
+that are fused the last block's output matrix and MLP run on `FIXED_LAST` places at a time.
 
 Under autocast every pass rounds the matrices to bf16 anew, which costs as much memory traffic as using them;
 `with_half_matrices` rounds them once. The products are the same.

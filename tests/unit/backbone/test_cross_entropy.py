@@ -12,7 +12,9 @@ N, D, V, PADDED = 101, 16, 50, 64
 
 @pytest.fixture(params=["one chunk", "several chunks", "several chunks, fused"])
 def case(request, monkeypatch):
-    monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, "cpu", 2**22 if request.param == "one chunk" else 64 * 64)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setitem(cross_entropy.CHUNK_ELEMENTS, device, 2**22 if request.param == "one chunk" else 64 * 64)
+    monkeypatch.setattr(cross_entropy, "IN_PLACE", 1)
     if "fused" in request.param:
         kernels = pytest.importorskip("rmdm.backbone.kernels", reason="needs Triton")
         monkeypatch.setattr(cross_entropy, "fuses", lambda _: True)

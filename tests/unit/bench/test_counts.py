@@ -44,11 +44,11 @@ def test_a_training_step_by_hand():
     assert counts.training_step(TINY, "mdlm", 8).bytes == 44 * (2 * 64 * 16 + 6144 + 13 * 16)
 
 
-def test_owt_needs_what_the_first_figures_of_training_counted():
+def test_owt_needs_what_was_counted_by_hand_but_for_most_of_the_last_block():
     size = SIZES["owt"]
     tokens = 64 * 1024
     by_hand = tokens * (6 * 84_934_656 + 12 * 12 * 1024 * 768) + 64 * 512.5 * 6 * 50_258 * 768
-    spared = 64 * 511.5 * (6 * 10 * 768**2 + 12 * 1024 * 768)  # which they counted
+    spared = 64 * 511.5 * (6 * 10 * 768**2 + 12 * 1024 * 768)
     assert counts.training_step(size, "mdlm", 64).operations == by_hand - spared
 
 
