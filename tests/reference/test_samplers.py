@@ -341,3 +341,15 @@ def test_the_steps_of_a_row_have_no_gaps_whether_or_not_tokens_are_given(sparse,
     monkeypatch.setattr(ancestral, "SPARSE", sparse)  # 0: the way for far more steps than positions
     found = ancestral._without_gaps(np.array([[0, 0, 2, 5], [-1, 0, 2, 5], [3, 3, 3, 3], [-1, -1, -1, -1]]))
     assert found.tolist() == [[0, 0, 1, 2], [-1, 0, 1, 2], [0, 0, 0, 0], [-1, -1, -1, -1]]
+
+
+def test_a_schedule_is_the_same_by_counting_and_by_sorting(monkeypatch):
+    step_BL, noise_BL = np.array([[4, 0, -1], [4, 4, 2], [-1, -1, -1]]), np.linspace(0, 0.8, 9).reshape(3, 3)
+    found = []
+    for sparse in (0, 16):
+        monkeypatch.setattr(ancestral, "SPARSE", sparse)
+        schedule = ancestral._Schedule.of(step_BL, 5, noise_BL, torch.device("cpu"))
+        found.append([[part.tolist() for part in schedule.at(step)] for step in range(5)])
+    assert found[0] == found[1]
+    row, place, local, _, rows, count = found[0][4]
+    assert (row, place, local, rows, count) == ([0, 1, 1], [0, 0, 1], [0, 1, 1], [0, 1], [1, 2])

@@ -335,7 +335,7 @@ class DiT(nn.Module):
             return own_D if of_condition is None else own_D + of_condition
 
         m_BLD = (self.norm(h_BLD) * (1 + whole(vectors[0][1])) + whole(vectors[0][0])).to(h_BLD.dtype)
-        h_ND = h_BLD.view(-1, D)
+        h_ND, a_BLD = h_BLD.view(-1, D), h_BLD
         for k, block in enumerate(blocks):
             _, _, gate1, shift2, scale2, gate2 = vectors[k]
             places_N = at_N if k + 1 == len(blocks) else None
