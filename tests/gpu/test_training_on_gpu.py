@@ -18,6 +18,8 @@ from rmdm.training.distributed import World
 from rmdm.training.language import Corpus, LanguageTask
 from rmdm.training.loop import train
 from tests.conftest import small_config
+from tests.reference.tiny import tiny_backbone
+
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -78,6 +80,26 @@ def test_compiled_the_gelu_is_torchs_own():
     expected = torch.nn.functional.gelu(x)
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x)[0] for each in (y, expected)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_a_network_with_a_latent_a_token_has_the_values_and_gradients_it_has(recompute):
+    model = tiny_backbone(20, 6, groups=6).train().cuda()
+    model.recompute = recompute
+    generator = torch.Generator().manual_seed(0)
+    x_BL, z_BGK = (
+        torch.randint(20, (3, 6), generator=generator).cuda(),
+        torch.randn(3, 6, 3, generator=generator).cuda(),
+    )
+    at_N = torch.tensor([3, 17, 0, 8], device="cuda")
+    trained = [p for name, p in model.named_parameters() if "blocks" in name or "embed" in name]
+    torch.compiler.reset()
+    found = []
+    for network in (model, torch.compile(model, fullgraph=True)):
+        h_ND = network(x_BL, c_BGC=model.latent(z_BGK), at_N=at_N)
+        found.append([h_ND, *torch.autograd.grad(h_ND.sin().sum(), trained)])
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-4 * float(plain.detach().abs().max()))
 
 
 def test_bf16_stays_close_to_fp32(shards, tmp_path):
