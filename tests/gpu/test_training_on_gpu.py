@@ -20,7 +20,6 @@ from rmdm.training.loop import train
 from tests.conftest import small_config
 from tests.reference.tiny import tiny_backbone
 
-
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
