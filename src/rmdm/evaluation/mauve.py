@@ -1,7 +1,8 @@
 """MAUVE (Pillutla et al., 2021): how much of real text a set of samples covers, and how much of it is real, in 0..1.
 
-Written from the paper's equations. Both sets are embedded, their embeddings reduced by PCA and cut into k clusters
-together; P and Q are the shares of each set in the clusters. For R = lambda P + (1 - lambda) Q the divergence curve is
+Written from the paper's equations. Both sets are embedded, their embeddings set to length 1, reduced by PCA and cut
+into k clusters together; P and Q are the shares of each set in the clusters. For R = lambda P + (1 - lambda) Q the
+divergence curve is
 
     C = { (exp(-c KL(Q || R)), exp(-c KL(P || R))) : lambda in (0, 1) },      c = 5,
 
@@ -11,7 +12,8 @@ another evaluator's features, so only rows of one table compare.
 Pillutla et al. embed by the last token's state in the last layer of GPT-2 large, with 5000 texts and k = 500. Here k is
 a tenth of the smaller set, and a text is the mean of the named evaluator's states two thirds of the way up. SmolLM2 on
 96 web texts against 96 others / their own words shuffled / 12 words over and over: last token 0.98 / 0.27 / 0.52, mean
-of layer 30 0.98 / 0.05 / 0.66, of layer 20 (used here) 0.96 / 0.00 / 0.00, of layer 10 0.90 / 0.01 / 0.01.
+of layer 30 0.98 / 0.05 / 0.66, of layer 20 (used here) 0.96 / 0.00 / 0.00, of layer 10 0.90 / 0.01 / 0.01. (All but
+that of layer 20 before lengths were set to 1.)
 
 Shapes: N vectors, D channels, K clusters, S points of the curve, R draws.
 """
@@ -46,7 +48,7 @@ def mauve(
     if smaller < LEAST:
         return None
     K = clusters or max(2, round(smaller / TEXTS_A_CLUSTER))
-    random, x_ND = np.random.default_rng(seed), reduced(np.concatenate(sets))
+    random, x_ND = np.random.default_rng(seed), reduced(np.concatenate([directions(part) for part in sets]))
     values, drawn = [], []
     for _ in range(CLUSTERINGS):
         label_N = kmeans(x_ND, K, random)
@@ -60,6 +62,11 @@ def mauve(
     value = min(1.0, float(np.mean(values)))
     spread = centred(value, np.concatenate(drawn))
     return Estimate(value, Interval(max(0.0, spread.low), min(1.0, spread.high)))
+
+
+def directions(x_ND: Values) -> Values:
+    """The vectors at length 1: one text whose states are fifty times as long would be all that PCA sees."""
+    return x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-30)
 
 
 def reduced(x_ND: Values, kept: float = KEPT_VARIANCE) -> Values:

@@ -20,6 +20,16 @@ def test_two_halves_of_real_text_are_near_1_and_shuffled_text_near_0(trained_eva
     assert same.interval.low < same.value <= same.interval.high <= 1
 
 
+def test_a_few_texts_with_states_of_another_length_do_not_decide_it():
+    random, axis = np.random.default_rng(0), np.eye(12)
+    real, unlike = (random.normal(size=(120, 12)) + 6 * axis[k] for k in (0, 1))
+    for part in (real, unlike):
+        part[:2] = 1000 * axis[2]  # as the states of a text that only repeats its first word
+    found = mauve(real, unlike)
+    assert found is not None
+    assert found.value < 0.1
+
+
 def test_the_area_is_1_for_equal_histograms_and_1_over_252_for_unlike_ones():
     p_RK, q_RK = np.array([[0.2, 0.8], [1, 0]]), np.array([[0.2, 0.8], [0, 1]])
     # Nothing in common: the curve is ((1 - l)^5, l^5), and the integral of l^5 d(1 - l)^5 is 5 B(6, 5) = 1 / 252.
