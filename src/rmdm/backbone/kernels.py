@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+EPS = 1e-5
+"""Added to a variance, as torch's layer norm does."""
 NORM_ROWS, NORM_WARPS = 4, 4
 """Positions that one program normalises, and its warps: one each, so that no sum crosses a warp."""
 NORM_PART = 256
@@ -163,7 +165,7 @@ def _residual_norm(
 
 def residual_norm(
     h_ND: Tensor, rows_R: Tensor, a_ND: Tensor | None, gate: Vector | None, scale: Vector, shift: Vector | None,
-    length: int, at_N: Tensor | None = None, out_ND: Tensor | None = None, eps: float = 1e-5,
+    length: int, at_N: Tensor | None = None, out_ND: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """h += (1 + gate) a, in place or to `out_ND`, then (1 + scale) LN(h) + shift; without `shift`, scale LN(h).
 
@@ -185,7 +187,7 @@ def residual_norm(
         h_ND, a_ND if a_ND is not None else h_ND, out_ND if out_ND is not None else h_ND, m_ND,
         *(gate.operands() if gate is not None else unused), *scale.operands(),
         *(shift.operands() if shift is not None else unused),
-        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step, D=D, EPS=eps,
+        rows_R, at_N if at_N is not None else rows_R, N, length, group, row_step, step, unit_step, D=D, EPS=EPS,
         ADDS=a_ND is not None, LAST=shift is None, SOME=at_N is not None and first.kind != "none", KIND=first.kind,
         ROWS=NORM_ROWS, PART=part, WHOLE=N % NORM_ROWS == 0 and D % part == 0, num_warps=NORM_WARPS,
     )  # fmt: skip
@@ -304,7 +306,7 @@ class ResidualNorm(torch.autograd.Function):
             sum_ND, a_ND, d_m_ND, d_sum_ND, d_h_ND, d_a_ND,
             gate_D, gates_ND if gates_ND is not None else unused, d_gates_ND if d_gates_ND is not None else unused,
             scale_D, scales_ND if scales_ND is not None else unused, d_scales_ND if d_scales_ND is not None else unused,
-            sums_P3D, N, D=D, EPS=1e-5, KIND=kind, TURNS=triton.cdiv(N, programs * BACK_ROWS),
+            sums_P3D, N, D=D, EPS=EPS, KIND=kind, TURNS=triton.cdiv(N, programs * BACK_ROWS),
             ROWS=BACK_ROWS, PART=part, WHOLE=D % part == 0, num_warps=BACK_WARPS,
         )  # fmt: skip
         d_shift_D, d_scale_D, d_gate_D = sums_P3D.sum(0).unbind(0)
