@@ -146,6 +146,7 @@ def measure_all(args: argparse.Namespace) -> None:
 def plot_all(args: argparse.Namespace) -> None:
     """One picture an axis: seconds, and memory where it was measured."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     rows: list[Row] = json.loads(Path(args.file).read_text(encoding="utf-8"))
     for axis in dict.fromkeys(row["axis"] for row in rows):
@@ -155,11 +156,21 @@ def plot_all(args: argparse.Namespace) -> None:
         for process in dict.fromkeys(row["process"] for row in own):
             some = sorted((row for row in own if row["process"] == process), key=lambda row: row["value"])
             x = [row["value"] for row in some]
-            panes[0][0].plot(x, [row["seconds"] for row in some], "o-", label=process)
+            panes[0][0].plot(x, [1e3 * row["seconds"] for row in some], "o-", label=process.upper())
             if has_memory:
-                panes[0][1].plot(x, [(row["peak_bytes"] or 0) / 2**30 for row in some], "o-", label=process)
-        for pane, name in zip(panes[0], ("seconds", "GiB at most"), strict=False):
-            pane.set(xscale="log", yscale="log", xlabel=TITLES[own[0]["what"]], ylabel=name)
+                panes[0][1].plot(x, [(row["peak_bytes"] or 0) / 2**30 for row in some], "o-", label=process.upper())
+        values = sorted({row["value"] for row in own})
+        for pane, name in zip(panes[0], ("milliseconds", "GiB at most"), strict=False):
+            pane.set(xscale="log", xlabel=TITLES[own[0]["what"]], ylabel=name)
+            low, high = pane.dataLim.intervaly
+            if high > 4 * low:
+                pane.set(yscale="log")
+                pane.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                pane.yaxis.set_major_formatter("{x:,g}")
+            else:
+                pane.set(ylim=(0, 1.1 * high))
+            pane.set_xticks(values, [f"{value:,}" for value in values])
+            pane.minorticks_off()
             pane.grid(visible=True, alpha=0.3)
             pane.legend()
         figure.suptitle(f"{axis.replace('-', ', ')}: {own[0]['device']}", fontsize=10)
