@@ -85,11 +85,14 @@ def reverse_step(logits_NV: Tensor, u_N: Tensor, k: int, mask_id: int, settings:
     """
     p_N = unmask_probability(logits_NV, k)
     due_N = u_N < p_N
+    share_N = torch.where(due_N, u_N / p_N, 0.0)
+    # A GPU draws for all: to learn which are due the host would have to wait for it.
+    drawn = slice(None) if logits_NV.is_cuda else due_N
     token_N = torch.full_like(due_N, mask_id, dtype=torch.int64)
-    token_N[due_N] = draw_categorical(
-        logits_NV[due_N], (u_N / p_N)[due_N], temperature=settings.temperature, top_p=settings.top_p
+    token_N[drawn] = draw_categorical(
+        logits_NV[drawn], share_N[drawn], temperature=settings.temperature, top_p=settings.top_p
     )
-    return token_N
+    return torch.where(due_N, token_N, mask_id)
 
 
 def _share(logits_NV: Tensor, token_N: Tensor, mask_id: int) -> Tensor:
