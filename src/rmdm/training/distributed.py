@@ -62,8 +62,10 @@ def world(device: str = "auto", section: str = "") -> Generator[World]:
     use_cuda = device != "cpu" and torch.cuda.is_available()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    target = torch.device("cuda", local) if use_cuda else torch.device("cpu")
+    target, backend = torch.device("cpu"), "gloo"
     if use_cuda:
+        index, backend = gpu_of(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
+        target = torch.device("cuda", index)
         torch.cuda.set_device(target)
     if size == 1:
         yield World(0, 1, target)
@@ -72,13 +74,22 @@ def world(device: str = "auto", section: str = "") -> Generator[World]:
         yield World(rank, size, target)
         return
     # Long waits are normal: other ranks stand by while one trains a tokenizer or a slow disk takes a checkpoint.
-    backend = "cpu:gloo,cuda:nccl" if use_cuda else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(hours=2), device_id=target if use_cuda else None)
+    bound = target if "nccl" in backend else None
+    dist.init_process_group(backend, timeout=timedelta(hours=2), device_id=bound)
     try:
         yield World(rank, size, target)
     finally:
         gc.collect()  # torch's state-dict helpers leave modules in reference cycles, and a sharded one holds the group
         dist.destroy_process_group()
+
+
+def gpu_of(local: int, ranks: int, gpus: int) -> tuple[int, str]:
+    """The GPU of a rank among the `ranks` of its machine, and the backend that joins them.
+
+    More ranks than GPUs share them: `rmdm encode` waits for its host, and several ranks a GPU keep it busy. NCCL refuses
+    two ranks on one GPU, so they meet through gloo.
+    """
+    return local % gpus, "cpu:gloo,cuda:nccl" if ranks <= gpus else "gloo"
 
 
 class Parallel:
