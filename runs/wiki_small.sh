@@ -31,7 +31,7 @@ DATA=(--data.path "$TEXT" ${ALL:-})
 [ -z "${SHARDS:-}" ] || DATA+=(--data.dir "$SHARDS")
 SETS=wikitext,lm1b,lambada,agnews,pubmed,arxiv,openwebtext
 STABLE=$((SHORT * 8 / 10)) # where the learning rate of a short arm begins to fall
-[ "$RANKS" = 1 ] && ENCODE=$RMDM || ENCODE=${MANY:-torchrun --nproc-per-node "$RANKS" -m rmdm}
+[ "$RANKS" = 1 ] && ENCODE=$RMDM || ENCODE=${MANY:-torchrun --standalone --nproc-per-node "$RANKS" -m rmdm}
 
 # arm NAME PRESET FLAGS...: SHORT steps of it, then, in the background, its texts.
 arm() {
