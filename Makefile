@@ -27,7 +27,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e '.[dev]'
 	@touch $@
 
+# Three texts of the model that comes with the package, then two models trained here.
 demo: $(VENV)/.demo
+	$(BIN)/rmdm sample --n 3 --steps 16
 	$(BIN)/rmdm run storyworld-mini-mdlm storyworld-mini --out runs/demo
 
 # The documentation as a static site, in site/.

@@ -4,6 +4,7 @@ What a page asks for is there under the name the page gives it (`runs/first`, `t
 documented `rmdm` command small: the same verb, presets and flags, with sizes put behind them that win.
 """
 
+import dataclasses
 import json
 import lzma
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from rmdm.cli import main
 from rmdm.verbs import VERBS
 from tests.conftest import SMALL
+from tests.documented import ROOT
 from tests.evaluators import documents, prepare_documents, save_evaluator, save_run
 from tests.stage_one import ALIGN, prepare_stories, save_bert
 
@@ -54,11 +56,13 @@ class Workspace:
     folder: Path
     encoder: Path
     evaluator: Path
+    shipped: Path
+    """What stands for the model that comes with the package."""
 
     def copy(self, folder: Path) -> "Workspace":
         """The same elsewhere, for one page to change as it likes."""
         shutil.copytree(self.folder, folder)
-        return Workspace(folder, self.encoder, self.evaluator)
+        return dataclasses.replace(self, folder=folder)
 
 
 def make(folder: Path) -> Workspace:
@@ -67,8 +71,9 @@ def make(folder: Path) -> Workspace:
     texts = documents(160)
     write_texts(home, texts)
     stories = prepare_stories(folder / "stories")
-    place = Workspace(home, save_bert(folder / "bert", stories), folder / "evaluator")
-    shards = prepare_documents(folder / "documents", 160, 80)
+    encoder = save_bert(folder / "bert", stories, max_position_embeddings=512)  # unknown words are several tokens to it
+    place = Workspace(home, encoder, folder / "evaluator", folder / "package" / "shipped")
+    shards = prepare_documents(home / "data", 160, 80)  # a release knows data/shards only, from where commands run
     for name, process, changes in (
         ("mdlm", "mdlm", {}),
         ("ar", "ar", {}),
@@ -76,6 +81,7 @@ def make(folder: Path) -> Workspace:
         ("rmdm", "rmdm", {"latent__independent": False, "encoder__name": str(place.encoder)}),
     ):
         save_run(home / "runs" / name, process, shards, **changes)
+    assert main(["export", str(home / "runs" / "rmdm"), str(place.shipped), "--dtype", "int8"]) == 0
     save_evaluator(place.evaluator, sorted({word for text in texts for word in text.split()}))
     sizes = [*flags(SIZES), "--data.dir", str(stories), "--encoder.name", str(place.encoder)]
     runs = home / "runs"
@@ -98,6 +104,9 @@ def write_texts(home: Path, texts: Sequence[str]) -> None:
         (home / name).write_text("".join(lines.splitlines(keepends=True)[:8]), encoding="utf-8")
     for number, text in enumerate(texts[:20]):
         (home / f"texts/{number:02}.txt").write_text(text, encoding="utf-8")
+    held_out = Path("tests/data/encyclopedia.jsonl")
+    (home / held_out.parent).mkdir(parents=True)
+    shutil.copy(ROOT / held_out, home / held_out)
     (home / "texts/eval").mkdir()
     for name in SETS:
         (home / f"texts/eval/{name}.txt").write_text("\n".join(texts[:6]), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Representation-based Masked Diffusion Models: text in few steps, coordinated by one global latent.
 
-`rmdm.load(path)`, or `rmdm.load("owner/name")` for one of the Hugging Face hub, gives a trained model to write with.
+`rmdm.load(path)` gives a trained model to write with, `rmdm.load("owner/name")` one of the Hugging Face hub, and
+`rmdm.load()` the one that comes with the package.
 Importing the package alone does not import torch.
 """
 
@@ -16,14 +17,15 @@ __version__ = "0.1.0"
 __all__ = ["Generation", "Model", "Request", "SeedLatent", "TextLatent", "__version__", "load"]
 
 
-def load(path: "str | os.PathLike[str]", device: str = "auto", revision: str | None = None) -> "Model":
+def load(path: "str | os.PathLike[str] | None" = None, device: str = "auto", revision: str | None = None) -> "Model":
     """A trained model from a run directory, a released folder, or `owner/name` of the Hugging Face hub.
 
-    `auto` is the GPU if there is one; `revision` is a branch, tag or commit of the hub's.
+    Without a path it is the model that comes with the package. `auto` is the GPU if there is one; `revision` is a
+    branch, tag or commit of the hub's.
     """
     from rmdm.hub import find_device, load_model
 
-    return load_model(str(path), find_device(device), revision)
+    return load_model(None if path is None else str(path), find_device(device), revision)
 
 
 def __getattr__(name: str) -> Any:

@@ -137,6 +137,7 @@ def usage() -> str:
     lines = "\n".join(f"  {name:<9} {verb.help}" for name, verb in VERBS.items())
     return (
         f"rmdm {__version__}: language models that write many tokens per step\n\nusage: rmdm VERB ...\n\n{lines}\n\n"
+        "'rmdm sample' and 'rmdm serve' use the model that comes with the package unless they are given another.\n"
         "Any setting of a preset can be overridden, for example:\n"
         "  rmdm run storyworld-mini --out runs/first --train.steps 500 --optim.lr 1e-3\n\n"
         "'rmdm VERB --help' lists a verb's flags; 'rmdm presets' lists the presets."

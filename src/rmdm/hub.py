@@ -24,7 +24,7 @@ from rmdm.presets import decode
 from rmdm.processes import PROCESSES
 from rmdm.revision import git_revision
 from rmdm.share.manifest import MANIFEST, verify
-from rmdm.share.names import hub_name
+from rmdm.share.names import hub_name, is_shipped, shipped_folder
 
 
 def build_backbone(config: Config, vocab_size: int) -> DiT:
@@ -74,10 +74,11 @@ def save_stage_one(folder: Path, flow: Path, cache: Path) -> None:
             shutil.copyfile(source, folder / name)
 
 
-def load_model(path: str | Path, device: str | torch.device = "cpu", revision: str | None = None) -> Model:
+def load_model(path: str | Path | None, device: str | torch.device = "cpu", revision: str | None = None) -> Model:
     """Load a released folder, the newest checkpoint of a run directory, or `owner/name` of the Hugging Face hub.
 
-    A release's files are verified first. What is read is safetensors, JSON and a tokenizer; nothing is executed.
+    None is the model that comes with the package. A release's files are verified first. What is read is safetensors,
+    JSON and a tokenizer; nothing is executed.
     """
     folder = find_model(path, revision)
     verify(folder)
@@ -133,8 +134,13 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU x{torch.get_num_threads()}"
 
 
-def find_model(ref: str | Path, revision: str | None = None) -> Path:
-    """The folder of a model: what a path is or holds, or `owner/name` of the hub in the Hugging Face cache."""
+def find_model(ref: str | Path | None, revision: str | None = None) -> Path:
+    """The folder of a model: what a path is or holds, or `owner/name` of the hub in the Hugging Face cache.
+
+    None, and `shipped` where there is no such folder, are the model that comes with the package.
+    """
+    if ref is None or is_shipped(ref):
+        ref = shipped_folder()
     name = hub_name(str(ref))
     if name is not None:
         from rmdm.share.remote import fetch

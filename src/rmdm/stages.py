@@ -288,8 +288,8 @@ def report_stage(runs: Sequence[Path], show: Show) -> str:
     return str(page)
 
 
-def sample_stage(ref: str, request: Request, device: str, show: Show | None, *, frames: bool = False) -> Outcome:
-    """Write texts with a trained model; `frames` draws how they come about."""
+def sample_stage(ref: str | None, request: Request, device: str, show: Show | None, *, frames: bool = False) -> Outcome:
+    """Write texts with a trained model, the package's own if none is named; `frames` draws how they come about."""
     import rmdm
 
     model = rmdm.load(ref, device)

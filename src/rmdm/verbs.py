@@ -189,7 +189,10 @@ def run_report(args: argparse.Namespace, overrides: dict[str, Any], show: Show) 
 
 def sample_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `sample`."""
-    parser.add_argument("model", help="a run directory or a released model's folder")
+    from rmdm.share.names import SHIPPED_HELP
+    from rmdm.share.verbs import MODEL_HELP
+
+    parser.add_argument("model", nargs="?", help=f"{MODEL_HELP} ({SHIPPED_HELP})")
     parser.add_argument("--n", type=int, default=4, help="number of texts (default 4)")
     parser.add_argument("--steps", type=int, help="denoising steps (default: the preset's; AR takes one a token)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")

@@ -234,6 +234,7 @@ def typist(base: workspace.Workspace, tmp_path: Path, monkeypatch: pytest.Monkey
     place = base.copy(tmp_path / "home")
     monkeypatch.chdir(place.folder)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr("rmdm.share.names.PACKAGED", place.shipped)
     monkeypatch.setattr("rmdm.meanflow.align.FIT_ROWS", 512)
     monkeypatch.setattr("rmdm.encoders.cache.PART_ROWS", 64)
     monkeypatch.setattr("rmdm.evaluation.consistency.STORIES", 16)

@@ -22,6 +22,14 @@ def test_help_lists_the_verbs_without_importing_torch():
         assert f"\n  {verb} " in out
 
 
+@pytest.mark.parametrize("verb", ["sample", "serve", "card"])
+def test_help_tells_of_the_package_s_model_without_importing_torch(verb):
+    code = "import sys; from rmdm.cli import main\ntry: main(sys.argv[1:])\nfinally: sys.exit('torch' in sys.modules)"
+    words = [sys.executable, "-c", code, verb, "--help"]
+    out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "default: the one that comes with the package" in " ".join(out.split())
+
+
 def test_help_of_a_verb_shows_the_fields_with_the_presets_values(capsys):
     assert main(["train", "storyworld-mini", "--help"]) == 0
     out = capsys.readouterr().out

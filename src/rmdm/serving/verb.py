@@ -9,13 +9,16 @@ from typing import Any
 
 from rmdm.errors import ConfigError
 from rmdm.kinds import Outcome, Show
+from rmdm.share.names import SHIPPED_HELP
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `serve`."""
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="run directories, released folders or hub names")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help=f"run directories, released folders or hub names ({SHIPPED_HELP})"
+    )
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1: this machine only)"
     )
@@ -103,12 +106,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def open_models(refs: list[str], device: str) -> list[Any]:
-    """The models, each under its config's name, or with a number if several share it."""
+    """The models, each under its config's name, or with a number if several share it; the package's own if none."""
     import rmdm
     from rmdm.serving.served import Served
 
     found: list[Served] = []
-    for ref in refs:
+    for ref in refs or [None]:
         model = rmdm.load(ref, device)
         names = {one.name for one in found}
         name = model.config.name

@@ -24,6 +24,7 @@ from rmdm.report.table import short_paths
 from rmdm.revision import git_revision
 from rmdm.share.figures import Record, read_records, without_paths
 from rmdm.share.manifest import AGAIN, CARD, META, WEIGHTS, verify
+from rmdm.share.names import SHIPPED
 from rmdm.training.checkpoint import file_signature
 
 FORMAT = 1
@@ -50,6 +51,8 @@ class About:
 
     licence: str | None = None
     """Of the weights, as their author states it."""
+    text_note: str | None = None
+    """Where the training text comes from and under which licence, in the author's words."""
     rounded: list[Rounding] = field(default_factory=list)
     """Every time the weights were rounded, the first time first."""
     measured: list[list[int]] = field(default_factory=list)
@@ -59,6 +62,20 @@ class About:
     records: list[Record] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     """Figures of other weights, which are left out."""
+
+    def stating(self, licence: str | None, text_note: str | None) -> "About":
+        """The same with what its author says now; None leaves what was said before."""
+        return dataclasses.replace(self, licence=licence or self.licence, text_note=text_note or self.text_note)
+
+    def rounded_since(self, record: Record) -> list[Rounding]:
+        """Every time the weights were rounded after a figure was taken."""
+        return [one for one in self.rounded if record.asked.get("weights") in one.measured]
+
+    def own_figures(self) -> "About":
+        """The same without figures of weights that were not rounded yet, which are only named."""
+        own = [record for record in self.records if not self.rounded_since(record)]
+        others = {f"eval/{record.file}" for record in self.records if self.rounded_since(record)}
+        return dataclasses.replace(self, records=own, stale=sorted({*self.stale, *others}))
 
     def save(self, path: Path) -> None:
         """Write it as JSON, with the code that wrote it."""
@@ -114,8 +131,8 @@ class Source:
         return DTYPES.get(most, most)
 
 
-def open_source(ref: str) -> Source:
-    """A run, a released folder or a model of the hub, its files verified."""
+def open_source(ref: str | None) -> Source:
+    """A run, a released folder, a model of the hub or (None) the package's own, its files verified."""
     folder = find_model(ref)
     files = verify(folder)
     checkpoint = verify_checkpoint_model(folder)
@@ -125,7 +142,7 @@ def open_source(ref: str) -> Source:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{folder / META} is damaged (not the JSON of a model); restore it") from None
     weights = file_signature(folder / WEIGHTS)
-    homes = [run_of(folder), Path(ref)]
+    homes = [run_of(folder), Path(ref or SHIPPED)]
     if CARD in files:
         about = About.load(folder / CARD)
         measured = [*(one for one in about.measured if one != weights), weights]
@@ -136,7 +153,8 @@ def open_source(ref: str) -> Source:
         ))  # fmt: skip
     records, stale = read_records(homes, [weights])
     data = data_facts(config, checkpoint.get("data"), folder)
-    about = About(None, [], [weights], data, training_facts(config, meta, run_of(folder)), records, stale)
+    training = training_facts(config, meta, run_of(folder))
+    about = About(measured=[weights], data=data, training=training, records=records, stale=stale)
     return Source(folder, files, meta, config, about)
 
 

@@ -180,7 +180,7 @@ def own_sampler(source: Source) -> str:
 
 
 def data_part(source: Source) -> list[str]:
-    """Corpus, fingerprints, tokenizer and rows."""
+    """Corpus, fingerprints, tokenizer and rows, and what the author says of the text."""
     data = source.about.data
     prints = data.get("fingerprints") or {}
     token = data.get("tokenizer") or {}
@@ -193,7 +193,8 @@ def data_part(source: Source) -> list[str]:
     ]
     if "rows" not in data:
         rows.append(("rows", "unknown: the prepared corpus was not at hand when this card was written"))
-    return ["## Data", table([("", ""), *rows])]
+    note = source.about.text_note
+    return ["## Data", table([("", ""), *rows]), *([note] if note else [])]
 
 
 DOING = {"train": "train on", "valid": "validate on"}
@@ -235,7 +236,7 @@ def figures_part(source: Source) -> list[str]:
         )
 
     def remark(record: Record) -> str:
-        since = [one for one in about.rounded if record.asked.get("weights") in one.measured]
+        since = about.rounded_since(record)
         then = " and ".join(dict.fromkeys(one.to for one in since))
         return f"; of the {since[0].before} weights, before they were rounded to {then}" if since else ""
 

@@ -40,21 +40,26 @@ def export(
     *,
     dtype: Dtype | None = None,
     licence: str | None = None,
+    text_note: str | None = None,
+    own_figures: bool = False,
     name: str | None = None,
 ) -> Source:
     """Write the model of a run, or a released one again, into the folder `out`, which must not exist or be empty.
 
-    `dtype` is how weights are stored (default: as they are), `name` what the card loads the model by.
+    `dtype` is how weights are stored (default: as they are), `text_note` what the card says of the training text, and
+    `name` what it loads the model by; with `own_figures` it has none of the weights before they were rounded.
     """
     check_free(out)
     source = open_source(ref)
     edited = is_edited(source.folder, source.files)
-    if licence is not None and edited:
-        raise ConfigError(
-            f"--licence {licence}: {source.folder / PAGE} was edited by hand; state the licence there, or restore it"
-        )
+    for flag, value, what in (("--licence", licence, "the licence"), ("--text-note", text_note, "it")):
+        if value is not None and edited:
+            raise ConfigError(
+                f"{flag} {value}: {source.folder / PAGE} was edited by hand; state {what} there, or restore it"
+            )
+    source = dataclasses.replace(source, about=source.about.stating(licence, text_note))
     with new_folder(out) as folder:
-        written = write_release(source, folder, dtype=dtype, licence=licence)
+        written = write_release(source, folder, dtype=dtype, own_figures=own_figures)
         if edited and (source.folder / PAGE).is_file():
             shutil.copyfile(source.folder / PAGE, folder / PAGE)
             show(f"{PAGE} was edited by hand and is kept as it is")
@@ -68,7 +73,7 @@ def export(
     return dataclasses.replace(written, folder=out, files=verify(out))
 
 
-def write_release(source: Source, folder: Path, *, dtype: Dtype | None, licence: str | None) -> Source:
+def write_release(source: Source, folder: Path, *, dtype: Dtype | None, own_figures: bool) -> Source:
     """Everything but the page and the manifest."""
     for name in READ:
         if name != WEIGHTS and (source.folder / name).is_file():
@@ -90,7 +95,7 @@ def write_release(source: Source, folder: Path, *, dtype: Dtype | None, licence:
     meta = {**source.meta, "config": config, "released": MANIFEST}
     meta["released_by"] = {"rmdm": rmdm.__version__, "revision": git_revision()}
     (folder / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-    about = dataclasses.replace(about, licence=licence if licence is not None else about.licence)
+    about = about.own_figures() if own_figures else about
     about.save(folder / CARD)
     return dataclasses.replace(source, folder=folder, meta=meta, about=about)
 

@@ -1,12 +1,20 @@
-"""What a name means: a folder here, or a model on the Hugging Face hub."""
+"""What a name means: a folder here, a model on the Hugging Face hub, or the one that comes with the package."""
 
 import os
 import re
 from pathlib import Path
 
+from rmdm.errors import CheckpointError
+from rmdm.share.manifest import MANIFEST, META
+
 PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 MOST_LETTERS = 96
 FIGURES = "eval"
+SHIPPED = "shipped"
+"""The name of the model that comes with the package."""
+PACKAGED = Path(__file__).parents[1] / SHIPPED
+"""Where that model lies."""
+SHIPPED_HELP = "default: the one that comes with the package"
 
 
 def hub_name(ref: str) -> str | None:
@@ -34,3 +42,18 @@ def is_here(path: Path) -> bool:
     except (OSError, ValueError):
         return os.path.exists(path)  # which takes any name
     return inside != {FIGURES}
+
+
+def is_shipped(ref: object) -> bool:
+    """Whether the model of the package is meant: by no name at all, or by its own where nothing here has it."""
+    return ref is None or (str(ref) == SHIPPED and not is_here(Path(SHIPPED)))
+
+
+def shipped_folder() -> Path:
+    """The folder of the model that comes with the package."""
+    if not any((PACKAGED / file).is_file() for file in (META, MANIFEST)):
+        raise CheckpointError(
+            f"{PACKAGED} holds no model, and no other is named: this copy of rmdm came without one; name a run "
+            "directory, a released folder or owner/name, or install a copy that has it"
+        )
+    return PACKAGED

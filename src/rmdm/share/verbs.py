@@ -8,7 +8,7 @@ from typing import Any
 from rmdm.errors import ConfigError
 from rmdm.kinds import Outcome, Show
 from rmdm.share.manifest import total_bytes
-from rmdm.share.names import hub_name, is_here, is_hub_name
+from rmdm.share.names import SHIPPED, SHIPPED_HELP, hub_name, is_here, is_hub_name
 
 MODEL_HELP = "a run directory, a released folder or a hub name"
 
@@ -38,9 +38,9 @@ def pull_flags(parser: argparse.ArgumentParser) -> None:
 
 def card_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `card`."""
-    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("model", nargs="?", help=f"{MODEL_HELP} ({SHIPPED_HELP})")
     parser.add_argument("--out", metavar="FILE", help="write it there instead of printing it")
-    add_licence(parser)
+    add_statements(parser)
 
 
 def add_release_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +48,22 @@ def add_release_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=["bf16", "fp32", "int8"], help="how weights are stored (default: as they are)"
     )
-    add_licence(parser)
+    parser.add_argument(
+        "--own-figures", action="store_true", help="leave out figures taken before the weights were rounded"
+    )
+    add_statements(parser)
 
 
-def add_licence(parser: argparse.ArgumentParser) -> None:
-    """The flag, in both spellings."""
+def add_statements(parser: argparse.ArgumentParser) -> None:
+    """What only the author knows: the licence, in both spellings, and where the text comes from."""
     parser.add_argument(
         "--licence",
         "--license",
         metavar="NAME",
         help="of the weights, for example cc-by-4.0 (default: stated as unknown)",
+    )
+    parser.add_argument(
+        "--text-note", metavar="TEXT", help="for the card: where the training text comes from, and its licence"
     )
 
 
@@ -66,7 +72,7 @@ def run_export(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.share.export import export
 
     out = Path(args.dir).expanduser()
-    made = export(args.model, out, show, dtype=args.dtype, licence=licence_of(args))
+    made = export(args.model, out, show, **release_options(args))
     size = total_bytes(made.files.values())
     show(f"export: {out}, {len(made.files)} files, {size / 2**20:.1f} MiB; load it with rmdm.load({str(out)!r})")
     return {"folder": str(out), "files": sorted(made.files), "bytes": size}
@@ -95,7 +101,7 @@ def run_push(args: argparse.Namespace, show: Show) -> Outcome:
     check_can_push(name)
     with tempfile.TemporaryDirectory(prefix="rmdm-push-") as place:
         folder = Path(place) / name.split("/")[1]
-        made = export(args.model, folder, show, dtype=args.dtype, licence=licence_of(args), name=name)
+        made = export(args.model, folder, show, **release_options(args), name=name)
         message = f"{made.config.name}, step {made.meta.get('step')}"
         done = push(folder, name, message, private=args.private, revision=args.revision)
     at = f", revision={args.revision!r}" if args.revision else ""
@@ -136,9 +142,8 @@ def run_card(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.share.card import card
 
     source = open_source(args.model)
-    if licence_of(args) is not None:
-        source = dataclasses.replace(source, about=dataclasses.replace(source.about, licence=licence_of(args)))
-    text = card(source, short_paths(args.model))
+    source = dataclasses.replace(source, about=source.about.stating(**statements(args)))
+    text = card(source, short_paths(args.model or SHIPPED))
     if args.out is None:
         show(text.rstrip("\n"))
         return {"card": text}
@@ -147,14 +152,21 @@ def run_card(args: argparse.Namespace, show: Show) -> Outcome:
     return {"card": text, "out": args.out}
 
 
-def licence_of(args: argparse.Namespace) -> Any:
-    """The licence that was given, in one line."""
-    if args.licence is None:
-        return None
-    name = " ".join(args.licence.split())
-    if not name:
-        raise ConfigError("--licence names none; give one such as cc-by-4.0, or leave the flag out")
-    return name
+def release_options(args: argparse.Namespace) -> dict[str, Any]:
+    """How a release is written, as `export` takes it."""
+    return {"dtype": args.dtype, "own_figures": args.own_figures, **statements(args)}
+
+
+def statements(args: argparse.Namespace) -> dict[str, str | None]:
+    """What the author says of the weights and the text, each in one line; None for what was not said."""
+    said: dict[str, str | None] = {}
+    for name, example in (("licence", "one such as cc-by-4.0"), ("text_note", "a sentence")):
+        value = getattr(args, name)
+        said[name] = None if value is None else " ".join(value.split())
+        if said[name] == "":
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is empty; give {example}, or leave the flag out")
+    return said
 
 
 VERBS = {

@@ -124,6 +124,21 @@ def test_the_licence_is_that_which_was_given(given, facts, tmp_path):
     assert f"The weights: {given}." in text
 
 
+def test_what_the_author_says_of_the_text_stands_by_the_data_and_stays_with_a_release(tmp_path, capsys):
+    own, note = save_release(tmp_path / "own", "mdlm"), "The text is of Wikinews (CC BY)."
+    assert main(["export", str(own), str(tmp_path / "out"), "--text-note", "The text is\nof Wikinews (CC BY)."]) == 0
+    export(str(tmp_path / "out"), tmp_path / "again", quiet, dtype="int8")
+    for folder in (tmp_path / "out", tmp_path / "again"):
+        page = (folder / "README.md").read_text()
+        assert note in page[page.index("## Data") : page.index("## Training")]
+    assert note not in text_of(own)
+    capsys.readouterr()
+    assert main(["card", str(own), "--text-note", note]) == 0
+    assert note in capsys.readouterr().out
+    assert main(["card", str(own), "--text-note", " "]) == 2
+    assert capsys.readouterr().err == "rmdm: --text-note is empty; give a sentence, or leave the flag out\n"
+
+
 def test_settings_data_and_training_are_told(shards, tmp_path, capsys):
     from tests.conftest import small_flags
 
@@ -220,6 +235,23 @@ def test_figures_measured_of_a_release_join_those_it_came_with(tmp_path):
     commands = re.findall(r"^- `(rmdm .*)`: (.*)$", text_of(tmp_path / "out"), flags=re.MULTILINE)
     assert [words.split()[:3] for words, _ in commands] == [["rmdm", "eval", "gen"], ["rmdm", "bench", "sample"]]
     assert ["rounded" in said for _, said in commands] == [True, False]
+
+
+def test_figures_of_a_release_alone_leave_those_from_before_the_rounding_out_and_name_them(tmp_path):
+    own, asked = save_release(tmp_path / "own", "mdlm"), {"n": 256, "evaluator": [runs.EVALUATOR]}
+    record(own, "gen", runs.gen_rows("mdlm"), asked)
+    record(own, "ppl", runs.ppl_rows("mdlm"), {"set": "valid"})
+    export(str(own), tmp_path / "int8", quiet, dtype="int8")
+    record(tmp_path / "int8", "gen", runs.gen_rows("mdlm"), asked)
+    export(str(tmp_path / "int8"), tmp_path / "out", quiet, own_figures=True)
+    assert said_of_figures(tmp_path / "out") == {"gen": ""}
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "Left out, since they are of other weights: eval/ppl.json." in page
+    export(str(tmp_path / "int8"), tmp_path / "all", quiet)
+    assert said_of_figures(tmp_path / "all") == {"gen": "", "ppl": "fp32 weights, before they were rounded to int8"}
+    # Rounded in the same go there is nothing of its own yet.
+    export(str(own), tmp_path / "bf16", quiet, dtype="bf16", own_figures=True)
+    assert said_of_figures(tmp_path / "bf16") == {}
 
 
 def said_of_figures(folder: Path) -> dict[str, str]:

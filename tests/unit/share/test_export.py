@@ -259,6 +259,8 @@ def test_an_edited_page_is_kept(own, tmp_path):
     assert "README.md" in verify(tmp_path / "b")
     with pytest.raises(ConfigError, match="was edited by hand; state the licence there"):
         export(str(tmp_path / "a"), tmp_path / "c", say, licence="mit")
+    with pytest.raises(ConfigError, match=r"--text-note Of mine: .* was edited by hand; state it there"):
+        export(str(tmp_path / "a"), tmp_path / "c", say, text_note="Of mine")
 
 
 def test_a_place_that_is_taken_is_refused_before_anything_is_read(tmp_path, monkeypatch):
@@ -334,7 +336,7 @@ def test_the_command_line(own, tmp_path, capsys):
         f"rmdm: {out} exists and is not empty; give another folder, or delete it first"
     )
     assert main(["export", str(own), str(tmp_path / "x"), "--licence", " "]) == 2
-    assert "--licence names none" in capsys.readouterr().err
+    assert "--licence is empty" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err
     assert main(["export", str(own), str(tmp_path / "x"), "--dtype", "int4"]) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmdm.share.names import hub_name, is_hub_name
+from rmdm.share.names import hub_name, is_hub_name, is_shipped
 
 
 @pytest.mark.parametrize("ref", ["alice/tiny", "a/b", "Alice-1/my_model.v2", "runs/frist"])
@@ -38,3 +38,16 @@ def test_figures_measured_of_a_hub_s_model_do_not_hide_it(tmp_path, monkeypatch)
     assert hub_name("alice/tiny") == "alice/tiny"
     (tmp_path / "alice" / "tiny" / "config.yaml").write_text("")
     assert hub_name("alice/tiny") is None
+
+
+def test_the_package_s_model_is_meant_by_no_name_and_by_its_own_unless_a_folder_has_that(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_shipped(None)
+    assert is_shipped("shipped")
+    assert not is_shipped("./shipped")
+    assert not is_shipped("alice/shipped")
+    (tmp_path / "shipped" / "eval").mkdir(parents=True)
+    assert is_shipped("shipped")  # figures that were measured of it here
+    (tmp_path / "shipped" / "model.json").write_text("")
+    assert not is_shipped("shipped")
+    assert is_shipped(None)
