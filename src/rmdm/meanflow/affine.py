@@ -38,6 +38,26 @@ class Affine:
         back = torch.linalg.inv(matrix)
         return Affine(back, -offset_K @ back)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """As it is stored: of a symmetric matrix, as all whitenings are, the upper half alone."""
+        matrix, offset_K = self.matrix.cpu(), self.offset_K.cpu()
+        if matrix.ndim == 1 or not torch.allclose(matrix, matrix.T, rtol=0, atol=1e-12):
+            return {"matrix": matrix, "offset": offset_K}
+        row, column = torch.triu_indices(*matrix.shape)
+        return {"half": matrix[row, column], "offset": offset_K}
+
+    @staticmethod
+    def of_tensors(tensors: dict[str, Tensor]) -> "Affine":
+        """What `tensors` stored, in float64."""
+        offset_K = tensors["offset"].double()
+        if "half" not in tensors:
+            return Affine(tensors["matrix"].double(), offset_K)
+        K = len(offset_K)
+        row, column = torch.triu_indices(K, K)
+        matrix = offset_K.new_zeros(K, K)
+        matrix[row, column] = matrix[column, row] = tensors["half"].double()
+        return Affine(matrix, offset_K)
+
     @staticmethod
     def whitening(moments: "RowMoments") -> "Affine":
         """To mean 0 and unit covariance, by the symmetric root: of all such maps the one that moves rows least."""

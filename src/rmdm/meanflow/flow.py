@@ -145,7 +145,7 @@ class Flow:
             if other is not None:
                 tensors |= {f"{kind}.{name}": value.cpu() for name, value in other.state_dict().items()}
         for name, affine in self.maps.items():
-            tensors |= {f"maps.{name}.matrix": affine.matrix.cpu(), f"maps.{name}.offset": affine.offset_K.cpu()}
+            tensors |= {f"maps.{name}.{part}": value for part, value in affine.tensors().items()}
         if self.radial is not None:
             tensors |= {"radial.source": self.radial.source_P.cpu(), "radial.target": self.radial.target_P.cpu()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ class Flow:
         if net is None:
             raise CheckpointError(f"{folder / 'flow.safetensors'} holds no network; run 'rmdm align' again")
         names = sorted({key.split(".")[1] for key in tensors if key.startswith("maps.")})
-        maps = {name: Affine(tensors[f"maps.{name}.matrix"], tensors[f"maps.{name}.offset"]) for name in names}
+        maps = {name: Affine.of_tensors(_under(tensors, f"maps.{name}.")) for name in names}
         moved = {name: Affine(a.matrix.to(device), a.offset_K.to(device)) for name, a in maps.items()}
         radial = Radial(tensors["radial.source"], tensors["radial.target"]) if "radial.source" in tensors else None
         return Flow(settings, net, moved, student, radial, guide)

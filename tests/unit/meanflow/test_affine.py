@@ -109,3 +109,16 @@ def test_the_layer_applies_the_map_in_float32_also_under_autocast():
     assert inside.dtype == torch.float32
     torch.testing.assert_close(inside, map_.apply(x), rtol=1e-4, atol=1e-4)
     assert torch.equal(Enter(None)(x), x)
+
+
+def test_a_whitening_is_stored_by_its_upper_half_and_any_other_map_whole():
+    map_ = Affine.whitening(RowMoments.of([rows()]))
+    stored = map_.tensors()
+    K = len(map_.offset_K)
+    assert stored["half"].shape == (K * (K + 1) // 2,)
+    again = Affine.of_tensors(stored)
+    torch.testing.assert_close(again.matrix, map_.matrix, rtol=0, atol=1e-12)
+    assert torch.equal(again.offset_K, map_.offset_K)
+    skew = Affine(torch.arange(4.0).view(2, 2).double(), torch.ones(2).double())
+    assert skew.tensors().keys() == {"matrix", "offset"}
+    assert torch.equal(Affine.of_tensors(skew.tensors()).matrix, skew.matrix)
