@@ -64,7 +64,11 @@ brief() {
 texts() {
     local name=$1 taus=
     shift
-    case $name in ar) set -- --n "$N" "$@" ;; *) set -- --steps "$STEPS" --n "$N" "$@" ;; esac
+    case $name in
+        ar) set -- --n "$N" "$@" ;;
+        sedd) set -- --steps "$STEPS" --n "$N" "$@" ;;
+        *) set -- --steps "$STEPS" --n "$N" --sampler ancestral "$@" ;;
+    esac
     case $name in paper) taus='--taus paper,1' ;; esac
     once "gen-$name" $RMDM eval gen "$OUT/$name" --temperatures "$TEMPERATURES" $taus --evaluator "$EVALUATOR" "$@"
 }
@@ -92,6 +96,7 @@ plain() {
     arm sedd wiki-small-sedd
     arm indep wiki-small-indep
     long mdlm-long mdlm wiki-small-mdlm
+    variant mdlm-long-spaced mdlm-long --sampler spaced
     wait
 }
 
@@ -99,7 +104,9 @@ latent() {
     stage_one rmdm wiki-small-rmdm
     arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
-    variant rmdm-long-guided rmdm-long --guidance 1.5
+    variant rmdm-long-guided rmdm-long --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
+    variant rmdm-long-spaced rmdm-long --sampler spaced
+    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
     wait
 }
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid")
+SamplerChoice = Literal["ancestral", "spaced", "max_prob", "margin", "entropy", "balanced", "analytic", "euler"]
 
 
 @dataclass(kw_only=True, config=STRICT)
@@ -281,9 +282,9 @@ class SampleConfig:
 
     steps: int = 16
     """Denoising steps K (an autoregressive model always takes one a token)."""
-    sampler: Literal["ancestral", "max_prob", "margin", "entropy", "balanced", "analytic", "euler"] | None = None
-    """`max_prob`, `margin`, `entropy`, `balanced` write the surest positions first. null, or one that does not fit
-    the model: the model's own law (`ancestral`; `analytic` for SEDD)."""
+    sampler: SamplerChoice | None = None
+    """`spaced` writes positions far apart in one step; `max_prob`, `margin`, `entropy`, `balanced` the surest positions
+    first. null, or one that does not fit the model: the model's own law (`ancestral`; `analytic` for SEDD)."""
     temperature: float = 1.0
     """Divides the logits."""
     latent_temperature: float | Literal["paper"] = 1.0

@@ -195,6 +195,39 @@ def test_without_a_latent_the_learned_null_is_used(latent_model):
     assert p_value(draw(latent_model, 0, c_BGC=condition(latent_model, 0), steps=2), law) < REJECTED
 
 
+def spaced_law(p: Probs, steps: int, start: Row = FREE) -> Law:
+    """Masked places that lie `steps` masked places apart are written at once, in every order of the steps alike."""
+    places = masked(start)
+    period = min(steps, len(places))
+    orders, law = list(itertools.permutations(range(period))), defaultdict(float)
+    for order in orders:
+        one: Law = {start: 1.0}
+        for number in order:
+            one = evolved(one, lambda _, chosen=places[number::period]: [(1.0, chosen)], p)
+        for row, mass in one.items():
+            law[row] += mass / len(orders)
+    return law
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("steps", [1, 2, 3, 9])
+def test_spaced_writes_places_far_apart_at_once(model, steps, seed):
+    rows = draw(model, seed, steps=steps, sampler="spaced")
+    assert p_value(rows, spaced_law(probs(model), steps)) > REJECTED
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("start", [(2, 0, MASK, MASK), (MASK, 1, MASK, MASK)], ids=["prefix", "infill"])
+def test_spaced_with_given_tokens(model, start, seed):
+    rows = draw(model, seed, start=start, steps=2, sampler="spaced")
+    assert p_value(rows, spaced_law(probs(model), 2, start)) > REJECTED
+
+
+def test_spaced_and_ancestral_are_different_laws(model):
+    rows = draw(model, 0, steps=2, sampler="spaced")
+    assert p_value(rows, ancestral_law(probs(model), 2)) < REJECTED
+
+
 def early(keys_B, step, stream, length):
     """A fault: positions unmask too early."""
     u = row_uniform(keys_B, step, stream, length)

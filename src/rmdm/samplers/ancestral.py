@@ -6,6 +6,11 @@ on the positions that unmask. A row in which a step unmasks nothing is not chang
 its next step with something to do. The law is exactly that of ancestral sampling.
 
 Which row runs when is known before the network first runs, so it is worked out on the host and sent once.
+
+The `spaced` order is the same but for which positions share a step: those of one step lie K masked positions apart, in
+a random order of the steps. Words drawn at once do not see each other, and neighbours depend on each other most; what
+far ones share, a latent can tell them. A model of masked diffusion was trained for any set of masks, so it is as much
+a way to write with it as any other order.
 """
 
 from dataclasses import dataclass
@@ -55,8 +60,9 @@ def ancestral_steps(
 ) -> Steps:
     """The same, asking for the network; `sure_BL` gets the probability of each token that is written."""
     K, (B, L) = settings.steps, x_BL.shape
-    step_BL = np.floor(row_uniform(keys_B, 0, UNMASK_STREAM, L) * K).astype(np.int64)
-    step_BL[(x_BL != mask_id).cpu().numpy()] = NEVER
+    u_BL, masked_BL = row_uniform(keys_B, 0, UNMASK_STREAM, L), (x_BL == mask_id).cpu().numpy()
+    step_BL = spaced_steps(u_BL, masked_BL, K) if settings.sampler == "spaced" else np.floor(u_BL * K).astype(np.int64)
+    step_BL[~masked_BL] = NEVER
     if callback is None and skip:
         step_BL = _without_gaps(step_BL)
         K = int(step_BL.max(initial=-1)) + 1
@@ -77,6 +83,19 @@ def ancestral_steps(
         if callback is not None:
             callback(step, x_BL)
     return x_BL
+
+
+def spaced_steps(u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int) -> NDArray[np.int64]:
+    """The step of every masked position: the n-th of a row has that of its class n mod K, in the order u puts them in.
+
+    With as many steps as positions, or more, each has a step of its own.
+    """
+    period_B1 = np.maximum(np.minimum(masked_BL.sum(axis=1, keepdims=True), steps), 1)
+    classes = int(period_B1.max(initial=1))
+    u_BC = np.where(np.arange(classes) < period_B1, u_BL[:, :classes], np.inf)
+    step_BC = np.argsort(np.argsort(u_BC, axis=1, kind="stable"), axis=1)
+    class_BL = (np.cumsum(masked_BL, axis=1) - 1) % period_B1
+    return np.take_along_axis(step_BC, class_BL, axis=1)
 
 
 def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,10 +9,10 @@ from rmdm.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from rmdm.backbone.dit import DiT
 
-SamplerName = Literal["ancestral", "max_prob", "margin", "entropy", "balanced", "analytic", "euler", "ar"]
+SamplerName = Literal["ancestral", "spaced", "max_prob", "margin", "entropy", "balanced", "analytic", "euler", "ar"]
 CONFIDENCE = ("max_prob", "margin", "entropy", "balanced")
 SCORE = ("analytic", "euler")
-MASKED = ("ancestral", *CONFIDENCE)
+MASKED = ("ancestral", "spaced", *CONFIDENCE)
 SAMPLERS = (*MASKED, *SCORE, "ar")
 MOST_GUIDANCE = 1000
 
@@ -22,7 +22,7 @@ class SampleSettings:
     """How to sample, apart from the latent, the given tokens and the seed."""
 
     sampler: SamplerName = "ancestral"
-    """`ancestral`: the model's own law. `max_prob`, `margin`, `entropy`: surest positions first, as many each step.
+    """`ancestral`: the model's own law. `spaced`: positions far apart share a step. `max_prob`, `margin`, `entropy`: surest positions first, as many each step.
     `balanced`: surest first, as much entropy each step. `analytic`, `euler`: SEDD's. `ar`: left to right."""
     steps: int = 16
     """Denoising steps K; an autoregressive model always takes one a token."""

@@ -11,8 +11,8 @@ MODELS = {
     "ar": tiny_backbone(3, 4, causal=True),
 }
 FITTING = {
-    "mdlm": {"ancestral", "max_prob", "margin", "entropy", "balanced"},
-    "rmdm": {"ancestral", "max_prob", "margin", "entropy", "balanced"},
+    "mdlm": {"ancestral", "spaced", "max_prob", "margin", "entropy", "balanced"},
+    "rmdm": {"ancestral", "spaced", "max_prob", "margin", "entropy", "balanced"},
     "sedd": {"analytic", "euler"},
     "ar": {"ar"},
 }

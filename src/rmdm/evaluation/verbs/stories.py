@@ -7,7 +7,7 @@ from typing import Any
 from rmdm.arguments import at_least_one, run_folders, step_counts
 from rmdm.errors import ConfigError
 
-SAMPLERS = ("ancestral", "max_prob", "margin", "entropy", "balanced", "analytic", "euler")
+SAMPLERS = ("ancestral", "spaced", "max_prob", "margin", "entropy", "balanced", "analytic", "euler")
 CHANGES = ("sampler", "temperature", "guidance")
 HELP = "figures of storyworld samples, by exact rules"
 
