@@ -34,7 +34,8 @@ def condition_weights(size: Size, process: str) -> tuple[int, int]:
     """Weights that make the condition and the modulations, and the rows of a sequence that go through them."""
     blocks, square = size.layers * size.condition * 6 * size.width, size.condition**2
     if process == "rmdm":
-        return size.project * size.dim + size.dim * size.condition + square + blocks, size.groups
+        up = size.project * size.dim if size.project != size.dim else 0  # a latent that keeps all its numbers
+        return up + size.dim * size.condition + square + blocks, size.groups
     if process == "sedd":
         return 64 * size.condition + square + blocks, 1
     return 0, 0

@@ -74,7 +74,7 @@ SIZES = {
         Size("qwen", 12, 768, 12, 1024, 151_936, groups=1024, dim=32, project=16, stored=16, batch=32),
         Size("lm1b", 12, 768, 12, 128, 30_522, groups=4, dim=128, project=32, stored=128, batch=512),
         Size(
-            "wiki-small", 7, 384, 6, 128, 16_384, groups=4, dim=128, project=32, stored=128, batch=1024, tie=True,
+            "wiki-small", 6, 384, 6, 128, 8192, groups=16, dim=48, project=48, stored=48, batch=1024, tie=True,
             condition=64,
         ),
         Size("tiny", 2, 16, 2, 16, 50, groups=4, dim=6, project=3, stored=6, batch=8, condition=8),
@@ -86,7 +86,7 @@ FLOW_SIZES = {
     for size in (
         FlowSize("owt", 12, 768, 12, groups=1024, dim=32, batch=32),
         FlowSize("lm1b", 12, 768, 12, groups=4, dim=128, batch=512),
-        FlowSize("wiki-small", 6, 384, 6, groups=4, dim=128, batch=1024),
+        FlowSize("wiki-small", 7, 256, 4, groups=16, dim=48, batch=2048),
         FlowSize("tiny", 1, 16, 2, groups=4, dim=8, batch=32),
     )
 }

@@ -119,7 +119,7 @@ def test_sizes_are_those_of_the_presets(name, preset):
     assert size.length == config.data.length
     assert size.tie == model.tie_embeddings
     assert (size.groups, size.dim, size.project, size.condition) == (
-        latent.groups, latent.dim, latent.project, latent.width
+        latent.groups, latent.dim, latent.project or latent.dim, latent.width
     )  # fmt: skip
     assert size.stored == (latent.project if latent.store == "z0" else latent.dim)
 
