@@ -1,6 +1,6 @@
-"""Draw UMAP of embeddings e and of z_0, where the flow leads them, for rows of text under a model whose latents a flow draws.
+"""Draw UMAP of embeddings e of some text and of z_0, where a model's flow leads them, and print how near draws come.
 
-python docs/img/latents.py MODEL TEXTS docs/img/wiki-small-latents.png --rows 1000     # TEXTS: .txt, .jsonl, ...; also .xz
+python docs/img/latents.py MODEL valid docs/img/wiki-small-latents.png     # or a file of text in valid's place
 """
 
 import argparse

@@ -93,7 +93,8 @@ class Request:
     seed: int = 0
     """Same seed, same texts; text i follows from (seed, i)."""
     sampler: "SamplerName | None" = None
-    """`ancestral`, `spaced`, `max_prob`, `margin`, `entropy`, `balanced`, `analytic`, `euler` or `ar`; see `SampleSettings`."""
+    """`ancestral`, `spaced`, `max_prob`, `margin`, `entropy`, `balanced`, `analytic`, `euler` or `ar`: see
+    `SampleSettings`."""
     temperature: float | None = None
     """Divides the logits."""
     top_p: float | None = None

@@ -199,7 +199,8 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
     parser.add_argument(
-        "--sampler", help="ancestral, spaced, max_prob, margin, entropy, balanced; for sedd analytic, euler (default: own)"
+        "--sampler",
+        help="ancestral, spaced, max_prob, margin, entropy, balanced; of sedd analytic, euler (default own)",
     )
     parser.add_argument(
         "--remask",

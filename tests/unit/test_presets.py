@@ -127,8 +127,8 @@ def test_wiki_small_has_at_most_20m_parameters_in_every_arm():
     sizes = {}
     for arm in ("mdlm", "ar", "sedd", "rmdm", "paper", "indep"):
         config = load_config(f"wiki-small-{arm}")
-        assert config.data.tokenizer.vocab_size == 16384
-        sizes[arm] = sum(p.numel() for p in build_backbone(config, 16384).parameters())
+        assert config.data.tokenizer.vocab_size == 8192
+        sizes[arm] = sum(p.numel() for p in build_backbone(config, 8192).parameters())
     assert max(sizes.values()) <= 20e6
     assert max(sizes.values()) < 1.002 * min(sizes.values()), sizes
 

@@ -22,8 +22,9 @@ class SampleSettings:
     """How to sample, apart from the latent, the given tokens and the seed."""
 
     sampler: SamplerName = "ancestral"
-    """`ancestral`: the model's own law. `spaced`: positions far apart share a step. `max_prob`, `margin`, `entropy`: surest positions first, as many each step.
-    `balanced`: surest first, as much entropy each step. `analytic`, `euler`: SEDD's. `ar`: left to right."""
+    """`ancestral`: the model's own law. `spaced`: positions far apart share a step. `max_prob`, `margin`, `entropy`:
+    surest positions first, as many each step. `balanced`: surest first, as much entropy each step. `analytic`, `euler`:
+    SEDD's. `ar`: left to right."""
     steps: int = 16
     """Denoising steps K; an autoregressive model always takes one a token."""
     temperature: float = 1.0

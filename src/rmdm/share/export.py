@@ -30,7 +30,7 @@ Dtype = Literal["fp32", "bf16", "int8"]
 EXACT = ("latent.matrix", "maps.", "radial.")
 """Not learnt but computed, and small: orthonormal rows stay so, and a flow's moments as mended."""
 HALF = ".half"
-"""But for whitenings of whole rows, which are as large as a layer. As int8 they would be off by a tenth, as bf16 by 0.002."""
+"""But for whitenings of whole rows, as large as a layer. As int8 they would be off by a tenth, as bf16 by 0.002."""
 NEVER_INT8 = ("latent.",)
 """What every block is conditioned on: of the demo's weights a hundredth, which made half of the logits' error."""
 

@@ -86,8 +86,8 @@ def world(device: str = "auto", section: str = "") -> Generator[World]:
 def gpu_of(local: int, ranks: int, gpus: int) -> tuple[int, str]:
     """The GPU of a rank among the `ranks` of its machine, and the backend that joins them.
 
-    More ranks than GPUs share them: `rmdm encode` waits for its host, and several ranks a GPU keep it busy. NCCL refuses
-    two ranks on one GPU, so they meet through gloo.
+    More ranks than GPUs share them: `rmdm encode` waits for its host, and several ranks keep a GPU busy. NCCL wants one
+    rank on a GPU, so they meet through gloo.
     """
     return local % gpus, "cpu:gloo,cuda:nccl" if ranks <= gpus else "gloo"
 

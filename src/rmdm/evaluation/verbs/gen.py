@@ -16,7 +16,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", help="numbers of steps (default: powers of 2 from 4 to the model's length)")
     parser.add_argument("--n", type=int, default=256, help="texts a row (default 256)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the texts (default 0)")
-    parser.add_argument("--sampler", help="instead of the model's own: ancestral, spaced, max_prob, entropy, balanced, ...")
+    parser.add_argument("--sampler", help="instead of the model's own: ancestral, spaced, entropy, balanced, ...")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
     parser.add_argument("--remask", type=float, help="share of unsure tokens each step takes back (confidence orders)")
     parser.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
