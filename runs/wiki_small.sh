@@ -11,7 +11,8 @@
 # All arms see SHORT steps of 131,072 tokens; MDLM and RMDM also LONG ones, going on from the short arm's checkpoint before its
 # learning rate falls. Everything else is in the presets. ALL, FLOW and ARM add flags to all stages, to stage I and to stage II,
 # N is how many texts a cell has, STEPS its step counts. LANES=1 trains several arms at a time, which a large GPU has room
-# for. ONLY names the parts to do.
+# for. ONLY names the parts to do. RANKS processes encode (with torchrun, or what MANY names), SECOND is the other encoder, FEW
+# the steps of the small comparisons, TEMPERATURES those of the texts.
 set -euo pipefail
 OUT=${1:-runs/wiki-small}
 SHORT=${SHORT:-1530} LONG=${LONG:-3820} # 200M and 500M tokens
@@ -27,6 +28,12 @@ ONLY=${ONLY:-plain latent paper own second few figures}
 : "${EVAL:?name the folder of the zero-shot sets, for example EVAL=texts/eval}"
 . "$(dirname "$0")/stages.sh"
 
+for part in $ONLY; do
+    case $part in
+        plain | latent | paper | own | second | few | figures) ;;
+        *) echo "ONLY=$ONLY: $part is no part; use some of plain latent paper own second few figures" >&2 && exit 2 ;;
+    esac
+done
 DATA=(--data.path "$TEXT" ${ALL:-})
 [ -z "${SHARDS:-}" ] || DATA+=(--data.dir "$SHARDS")
 SETS=wikitext,lm1b,lambada,agnews,pubmed,arxiv,openwebtext
@@ -90,6 +97,15 @@ stage_one() {
     once "flow-$name" $RMDM align "$preset" --out "$OUT/flow-$name" "${DATA[@]}" ${FLOW:-} "$@"
 }
 
+# needs STAGE PART: wait for a stage of another part, which is done already or at work in another lane.
+needs() {
+    case "${LANES:-} $ONLY " in
+        1*" $2 "*) ;;
+        *) [ -e "$OUT/$1.ok" ] || { echo "$1 is missing; put $2 first in ONLY" | tee -a "$OUT/failed" && exit 1; } ;;
+    esac
+    await "$1"
+}
+
 plain() {
     arm mdlm wiki-small-mdlm
     arm ar wiki-small-ar
@@ -118,7 +134,7 @@ paper() {
 
 # The trunk of the MDLM arm as encoder.
 own() {
-    await train-mdlm
+    needs train-mdlm plain
     stage_one own wiki-small-rmdm --encoder.name "$OUT/mdlm"
     arm own wiki-small-rmdm --encoder.name "$OUT/mdlm" --latent.flow "$OUT/flow-own"
     wait
@@ -132,7 +148,7 @@ second() {
 
 # What noise and projection do (paper's recipe), and what makes small models good.
 few() {
-    await flow-paper
+    needs flow-paper paper
     for sigma in 0.1 1; do
         for project in 8 32 128; do
             brief "sigma-$sigma-$project" wiki-small-paper --latent.flow "$OUT/flow-paper" --latent.sigma "$sigma" \
@@ -170,10 +186,13 @@ for name in mdlm mdlm-long sedd indep ar rmdm rmdm-long paper own second; do
     figures "$name"
     ARMS+=("$OUT/$name")
 done
+[ ${#ARMS[@]} -gt 0 ] || { echo "no arm is trained in $OUT yet; add plain or latent to ONLY" >&2 && exit 1; }
 for name in mdlm-long rmdm-long; do # alone on the GPU
+    [ -d "$OUT/$name" ] || continue
     once "speed-$name" $RMDM bench sample "$OUT/$name" --steps "$STEPS" --batch 64
 done
 for name in paper rmdm; do
+    [ -d "$OUT/flow-$name" ] || continue
     once "latents-$name" $RMDM latents "$OUT/flow-$name"
 done
 once report $RMDM report "${ARMS[@]}" --out "$OUT/report"

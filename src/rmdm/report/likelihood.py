@@ -61,7 +61,7 @@ def ppl_section(arms: Sequence[Arm]) -> Section | None:
     parts.append(all_table(known, with_tokens=len(groups) == 1))
     lead = (
         "conditional_ppl is the paper's figure: the latent is made of the very text that is scored, so it bounds "
-        "nothing. The other columns are exact, or bounds on -log p(x), and can be compared with other models."
+        "nothing. What is marked exact or as a bound on -log p(x) can be compared with other models."
     )
     return Section("perplexity", "Perplexity", lead, parts)
 

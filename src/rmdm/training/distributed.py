@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def world(device: str = "auto", section: str = "") -> Generator[World]:
     if use_cuda:
         index, backend = gpu_of(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
         target = torch.device("cuda", index)
+        if backend == "gloo" and rank == 0:
+            print(f"rmdm: {size} ranks share {torch.cuda.device_count()} GPUs here", file=sys.stderr, flush=True)
         torch.cuda.set_device(target)
     if size == 1:
         yield World(0, 1, target)

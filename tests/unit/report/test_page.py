@@ -287,7 +287,7 @@ def test_no_winner_is_named_across_entropies(tmp_path, other):
 
 def test_the_headline_compares_at_equal_entropy(full, tmp_path):
     first = full.markdown.read_text(encoding="utf-8").split("\n\n")[1]
-    assert "at an entropy of 4.14 nats, wiki-small-rmdm has GenPPL 140" in first
+    assert "at an entropy of 4.14 nats, wiki-small-rmdm has GenPPL 228" in first
     assert "lower beyond the intervals" in first
     runs = [make_run(tmp_path / kind, kind, gen=gen_rows(kind)) for kind in ("mdlm", "rmdm")]
     near = [row | around("gen_ppl", 150.0) if row["row"] == "matched" else row for row in gen_rows("rmdm")]
@@ -341,7 +341,7 @@ def test_settings_are_shown_of_the_parts_an_arm_has(full):
     assert not any(line.startswith(("| meanflow.", "| encoder.", "| latent.")) for line in differ)
     only = table_of(full.markdown, "Settings that only some arms have")
     assert any(line.startswith("| encoder.name | – | all-MiniLM-L6-v2 | – |") for line in only)
-    assert any(line.startswith("| latent.groups | – | 4 | 4 |") for line in only)
+    assert any(line.startswith("| latent.groups | – | 16 | 16 |") for line in only)
 
 
 def test_an_arm_has_one_name(tmp_path):
