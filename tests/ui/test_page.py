@@ -224,7 +224,7 @@ def test_a_link_that_cannot_be_met_says_why(calm: Watched):
     expect(page.locator("#notice")).to_have_text(
         "The link is about gone, which is not served here. "
         "The link’s seed=-1 is not a whole number from 0 to 9007199254740991; it is left out. "
-        "The link’s sampler=best is none of ancestral, max_prob, margin, entropy, balanced, ar; it is left out."
+        "The link’s sampler=best is none of ancestral, spaced, max_prob, margin, entropy, balanced, ar; it is left out."
     )
     assert [(sent["model"], sent["seed"]) for sent in calm.sent] == [("tiny-mdlm", 0)]
 
