@@ -256,7 +256,7 @@ class MeanFlowConfig:
     direction: Literal["align", "draw", "both"] = "align"
     """Which way to train: from e to z_0 (`align`), from noise to e (`draw`), or both."""
     transport_steps: int | None = None
-    """Steps of the map from e to z_0; null takes the recipe's own (paper: 1)."""
+    """Steps of the map from e to z_0, one evaluation of the network each; null takes the recipe's own (paper: 1)."""
     often: tuple[float, float] | None = None
     """Where the flow practises most: half of the times of a step lie between these two, the others anywhere between 0
     (noise) and 1 (data); null: all anywhere (robust recipe)."""

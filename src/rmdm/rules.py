@@ -67,11 +67,6 @@ def validate(config: Config) -> None:
         )
     if project is not None and project > config.latent.dim:
         raise ConfigError(f"latent.project={project} is above latent.dim={config.latent.dim}; use at most that")
-    draw_steps = config.meanflow.draw_steps
-    if draw_steps != 1 and draw_steps % 2:
-        raise ConfigError(
-            f"meanflow.draw_steps={draw_steps} is odd, and Heun's rule takes two a step; use 4, for example"
-        )
     if config.latent.draw == "flow" and config.latent.store == "z0":
         raise ConfigError("latent.draw=flow needs the embeddings of all rows; use latent.store=e")
     if config.latent.source == "online" and config.latent.store == "z0":

@@ -1,6 +1,6 @@
 """Few-step draws learnt from many-step ones.
 
-A velocity field followed by Heun's rule is accurate and takes tens of evaluations. Where it leads is a deterministic
+A velocity field that is followed accurately takes tens of evaluations. Where it leads is a deterministic
 function of where it starts, so a network can be taught to get there in one evaluation an interval, with none of the
 noise that the targets of the MeanFlow identity have. The flow is followed once from many draws of noise, its states at
 t = 0, 1/4, 1/2, 3/4 and 1 are kept, and the network regresses on
@@ -23,8 +23,8 @@ from rmdm.meanflow.recipes import T_STREAM
 from rmdm.meanflow.transport import integrate
 
 STATES = 5
-SUBSTEPS = 4
-"""Heun steps of the teacher between two states."""
+SUBSTEPS = 8
+"""Evaluations of the teacher between two states."""
 JUMPS = ((1, 0.5), (2, 0.25), (4, 0.25))
 """(states a step skips ahead, share of the rows that learn such a step)."""
 

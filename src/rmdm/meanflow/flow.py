@@ -126,9 +126,9 @@ class Flow:
         with fast_float32():
             if self.student is not None and steps in (1, 2, 4):
                 return follow(self.student, z, 0.0, 1.0, steps)
-            if RECIPES[self.settings.recipe].solver is follow or steps == 1:
+            if RECIPES[self.settings.recipe].solver is follow:
                 return follow(self.net, z, 0.0, 1.0, steps)
-            return integrate(self.leads, z, 0.0, 1.0, steps // 2)
+            return integrate(self.leads, z, 0.0, 1.0, steps)
 
     def draw(self, n: int, seed: int, steps: int | None = None) -> Tensor:
         """n draws (n, G, D) of whitened embeddings; the same seed gives the same draws, one by one."""
@@ -166,7 +166,9 @@ class Flow:
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(f"{folder / 'flow.json'} is damaged; restore it or run 'rmdm align' again") from None
         if settings.format != FORMAT:
-            raise CheckpointError(f"{folder / 'flow.json'} has format {settings.format}, this version reads {FORMAT}")
+            raise CheckpointError(
+                f"{folder / 'flow.json'} has format {settings.format}, this version reads {FORMAT}; run 'rmdm align' again"
+            )
         try:
             if fingerprint(folder) != saved:
                 raise ValueError("its checksum is not the one recorded")

@@ -4,7 +4,7 @@
 times and the adaptive weight of MeanFlow's own recipe, one step from e to z_0.
 
 `robust`: rows whitened as a whole first, the variance-preserving path, the velocity alone (r = t) at stratified uniform
-times, 16 steps of Heun's rule (z_0 is computed once and cached), and the moments of z_0 mended at the end. Few-step
+times, 16 steps of Adams's rules (z_0 is computed once and cached), and the moments of z_0 mended at the end. Few-step
 draws come from a network distilled from the same velocity. What each part buys is in docs/results.md.
 """
 

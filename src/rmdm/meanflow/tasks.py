@@ -16,7 +16,7 @@ from rmdm.data.order import rows_of_step
 from rmdm.encoders.cache import LatentRows
 from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow.affine import Affine
-from rmdm.meanflow.distil import STATES, DistilObjective, draw_jumps, jump_batch
+from rmdm.meanflow.distil import STATES, SUBSTEPS, DistilObjective, draw_jumps, jump_batch
 from rmdm.meanflow.loss import FlowBatch, MeanFlowObjective
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.recipes import RECIPES, draw_times, noise_keys
@@ -190,7 +190,8 @@ class DistilTask(FlowTask):
 
     def describe(self, parameters: int) -> str:
         """What it is taught."""
-        return f"align: draws in 4 steps or fewer, learnt from {self.learnable:,} draws in 16 steps of Heun's rule"
+        evaluations = (STATES - 1) * SUBSTEPS
+        return f"align: draws in 4 steps or fewer, learnt from {self.learnable:,} draws in {evaluations} evaluations"
 
     def build(self) -> Any:
         """The student starts as its teacher."""
