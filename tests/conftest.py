@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # else numba, once imported, gives torch all cores again
+os.environ.setdefault("RMDM_PRECISION", "fp32")  # of any machine's networks; test_precision.py has bf16
 os.environ.setdefault("NUMBA_OPT", "0")  # umap compiles for many seconds to place a few points
 
 import torch

@@ -186,7 +186,7 @@ class EncoderConfig:
     channels: int | None = None
     """Keep only this many first channels of its output (Qwen3-Embedding is trained to be cut so)."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """Precision of the encoder; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    """Precision of the encoder; `auto` is bf16 on a GPU and on a CPU that multiplies it, else fp32."""
     batch_tokens: int = 65_536
     """Encoder tokens taken through at once, padding counted (a sixteenth of it on a CPU)."""
 

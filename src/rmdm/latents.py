@@ -18,8 +18,8 @@ from rmdm.config import Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError, RMDMError
 from rmdm.meanflow.flow import Flow
+from rmdm.precision import autocast
 from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, SeedLatent, TextLatent
-from rmdm.samplers.generate import autocast
 from rmdm.samplers.given import resample_steps, to_end
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.latents import LatentReader, LatentSource, Tau, slerp

@@ -25,9 +25,10 @@ from rmdm.config import Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError
 from rmdm.latents import Choice, LatentEnd, Latents
+from rmdm.precision import autocast, dtype, in_half, named
 from rmdm.request import Generation, Given, Request, TextLatent
 from rmdm.samplers.denoiser import Barred
-from rmdm.samplers.generate import BATCH, Writer, autocast, own_settings
+from rmdm.samplers.generate import BATCH, Writer, own_settings
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import SamplerName, SampleSettings
@@ -201,7 +202,7 @@ class Model:
             **vars(ready.settings),
             "seed": ready.request.seed,
             **ready.choice.report(ready.request),
-            "precision": f"{'bf16' if self.device.type == 'cuda' else 'fp32'} network, float64 draws",
+            "precision": f"{named(dtype(self.device))} network, float64 draws",
         }
 
     def barred(self, pattern: Pattern) -> Barred | None:
@@ -227,16 +228,16 @@ class Model:
     def writer(self, *, half: bool = True) -> Writer:
         """What writes with it, in the way it was trained to draw its latents.
 
-        On a GPU it is for `autocast`, unless `half` is refused.
+        Where networks compute in bf16 it is for `autocast`, unless `half` is refused.
         """
         source = self.latents.source if self.backbone.latent is not None else None
-        if self.device.type != "cuda" or not half:
+        if not (half and in_half(self.device)):
             return Writer(self.backbone, source)
-        return Writer(self.trunk.backbone, source, self.trunk)
+        return Writer(self.trunk.backbone, source, self.trunk if self.device.type == "cuda" else None)
 
     @cached_property
     def trunk(self) -> Trunk:
-        """Its backbone for writing on a GPU, under autocast, and what was recorded of it for all its requests."""
+        """Its backbone for writing in bf16, under autocast, and what a GPU recorded of it for all its requests."""
         return Trunk(with_half_matrices(self.backbone))
 
     @cached_property

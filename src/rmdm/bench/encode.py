@@ -19,7 +19,7 @@ from tokenizers import models, pre_tokenizers, processors
 from torch import Tensor
 
 from rmdm.bench.counts import encoding
-from rmdm.bench.machine import Machine, clear, dtype, forget_peak, memory, peak_bytes, synchronize, timed
+from rmdm.bench.machine import Machine, clear, forget_peak, memory, peak_bytes, synchronize, timed
 from rmdm.bench.sizes import EncoderSize
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.encoder import Pieces
@@ -87,7 +87,7 @@ def bench_encoding(
     with tempfile.TemporaryDirectory() as place:
         tokenizer = save_network(Path(place), size)
         for arm in arms:
-            encoder = PretrainedEncoder(size.name, Path(place), tokenizer, length, device, dtype(device))
+            encoder = PretrainedEncoder(size.name, Path(place), tokenizer, length, device, machine.dtype)
             if arm == "reference":
                 drop_compiled(encoder)
             for kind in sets:
@@ -95,7 +95,7 @@ def bench_encoding(
                 measured, embedded[arm, kind] = time_arm(encoder, sets[kind], groups, batches, warmup)
                 real = float(np.mean([sum(len(piece.ids_T) for piece in pieces) for pieces in sets[kind]]))
                 seconds = measured["seconds_per_batch"]
-                floor = encoding(size, real, length, dtype(device).itemsize)
+                floor = encoding(size, real, length, machine.dtype.itemsize)
                 rows.append(
                     {"size": size.name, "arm": arm, "rows_are": kind, "batch_rows": count, "tokens": real,
                      "length": length, "groups": groups, "batches": batches, "tokens_per_s": real / seconds,

@@ -20,13 +20,15 @@ def machine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
 
-def measured_machine(args: argparse.Namespace, show: Show) -> "Machine":
-    """The machine that the flags name, with its rates."""
+def measured_machine(args: argparse.Namespace, show: Show, *, trains: bool = False) -> "Machine":
+    """The machine that the flags name, with its rates in the precision of training or of what networks do after it."""
     size = None if args.matmul is None else at_least_one("--matmul", args.matmul, "row and column")
     from rmdm.bench.machine import Machine
     from rmdm.hub import find_device
+    from rmdm.precision import of_training
 
-    machine = Machine.measure(find_device(args.device), size)
+    device = find_device(args.device)
+    machine = Machine.measure(device, size, of_training("auto", device) if trains else None)
     show(f"bench: {machine}")
     return machine
 

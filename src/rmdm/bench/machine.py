@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from rmdm import precision
 from rmdm.hub import device_name
 
 MATMUL = {"cuda": 8192, "cpu": 512}
@@ -31,21 +32,23 @@ class Machine:
 
     device: torch.device
     matmul: float
-    """Operations a second of a large matrix product, in the precision of `dtype`, as long as one likes."""
+    """Operations a second of a large matrix product, as long as one likes."""
     copy: float
     """Bytes a second of a large copy, read and written ones together."""
     size: int
     """Side of the matrices."""
     first_matmul: float | None = None
     """Operations a second of the first such products, before the clocks are lowered."""
+    dtype: torch.dtype = torch.float32
+    """Of the numbers that are multiplied: what the work is done in that is compared with it."""
 
     @staticmethod
-    def measure(device: torch.device, size: int | None = None) -> "Machine":
-        """Both rates, now."""
-        size = size or MATMUL.get(device.type, MATMUL["cpu"])
+    def measure(device: torch.device, size: int | None = None, dtype: torch.dtype | None = None) -> "Machine":
+        """Both rates, now; for networks that write or embed unless a precision is named."""
+        size, dtype = size or MATMUL.get(device.type, MATMUL["cpu"]), dtype or precision.dtype(device)
         copied = COPIED.get(device.type, COPIED["cpu"])
-        first, matmul = matmul_rates(device, size)
-        return Machine(device, matmul, copy_rate(device, copied), size, first)
+        first, matmul = matmul_rates(device, size, dtype)
+        return Machine(device, matmul, copy_rate(device, copied), size, first, dtype)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -53,12 +56,12 @@ class Machine:
         return {
             "matmul_per_s": self.matmul, "first_matmul_per_s": self.first_matmul, "matmul_size": self.size,
             "copy_bytes_per_s": self.copy,
-        } | facts(self.device)  # fmt: skip
+        } | facts(self.device, self.dtype)  # fmt: skip
 
     def __str__(self) -> str:
         at_first = f" ({spoken(self.first_matmul, 'FLOP/s')} at first)" if SETTLING.get(self.device.type) else ""
         return (
-            f"{device_name(self.device)}, torch {torch.__version__}, {precision(self.device)} product of "
+            f"{device_name(self.device)}, torch {torch.__version__}, {precision.named(self.dtype)} product of "
             f"{self.size} cubed {spoken(self.matmul, 'FLOP/s')}{at_first}, copy {spoken(self.copy, 'B/s')}"
         )
 
@@ -88,12 +91,9 @@ class Floor:
         }  # fmt: skip
 
 
-def matmul_rates(device: torch.device, size: int, repeats: int = 20) -> tuple[float, float]:
-    """Operations a second of a `size`-cubed product of random matrices, bf16 on a GPU, fp32 on a CPU.
-
-    At first, and once the clocks have settled.
-    """
-    a, b = (torch.randn(size, size, device=device, dtype=dtype(device)) for _ in range(2))
+def matmul_rates(device: torch.device, size: int, dtype: torch.dtype, repeats: int = 20) -> tuple[float, float]:
+    """Operations a second of a `size`-cubed product of random matrices, at first and once the clocks have settled."""
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     began = time.perf_counter()
     seconds = [median_seconds(device, lambda: a @ b, repeats)]
     while time.perf_counter() - began < SETTLING.get(device.type, 0.0):
@@ -163,22 +163,14 @@ def clear(device: torch.device) -> None:
     release(device)
 
 
-def dtype(device: torch.device) -> torch.dtype:
-    """What networks compute in on the device."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
-def precision(device: torch.device) -> str:
-    """The same in words."""
-    return "bf16" if device.type == "cuda" else "fp32"
-
-
-def facts(device: torch.device) -> dict[str, Any]:
-    """Where and when a figure was taken."""
+def facts(device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Where and when a figure was taken, of networks that write unless a precision is named."""
     return {
-        "device": device_name(device), "precision": precision(device), "torch": torch.__version__,
+        "device": device_name(device),
+        "precision": precision.named(dtype or precision.dtype(device)),
+        "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
-    }  # fmt: skip
+    }
 
 
 def spoken(value: float | None, unit: str) -> str:

@@ -1,7 +1,7 @@
 """The reference arm: the same models in the manner of the field's research code, for comparison only.
 
 Notable:
-- eager, bf16 by autocast on a GPU, the residual stream in fp32;
+- eager, bf16 by autocast where the product computes in it, the residual stream in fp32;
 - the modulations of every block are made anew in each pass: of a constant, where there is no condition, and at every
   position, where there is a latent;
 - training makes the logits of the whole vocabulary at every position, and takes their log-softmax in float32;
@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from rmdm.backbone.dit import Block, DiT, rotate
 from rmdm.backbone.time import Time
 from rmdm.config import OptimConfig
+from rmdm.precision import autocast
 from rmdm.processes import Batch
-from rmdm.samplers.generate import autocast
 from rmdm.training.optim import ema_decay, learning_rate
 
 CONSTANT_WIDTH = 128
@@ -170,7 +170,7 @@ class PlainTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.steps)
         self.optimizer.zero_grad()
-        with autocast(self.device):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = plain_loss(self.network, batch.to(self.device), tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)

@@ -22,7 +22,8 @@ from rmdm.config import Config
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.hub import Model, device_name, load_model
 from rmdm.kinds import Show
-from rmdm.samplers.generate import Writer, autocast, own_settings
+from rmdm.precision import autocast
+from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import SampleSettings
 from rmdm.tables import grid
 from rmdm.training.checkpoint import file_signature

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rmdm.bench.counts import request
-from rmdm.bench.machine import Machine, clear, dtype, forget_peak, memory, peak_bytes, release, timed
+from rmdm.bench.machine import Machine, clear, forget_peak, memory, peak_bytes, release, timed
 from rmdm.bench.profile import begin_profile, profiled
 from rmdm.bench.reference import PlainNetwork, plain_sample
 from rmdm.bench.sample import bench, latency, write
@@ -55,7 +55,7 @@ def bench_sizes(
                 finally:
                     release(machine.device)
                 show(f"bench: {arm}, {process}, {count} steps: {measured['tokens_per_s']:,.0f} tokens/s")
-                floor = request(size, process, batch, count, dtype(machine.device).itemsize)
+                floor = request(size, process, batch, count, machine.dtype.itemsize)
                 figures = floor.figures(machine, measured["seconds"])
                 rows.append(
                     measured

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     steps, warmup = at_least_one("--steps", args.steps, "step"), at_least_one("--warmup", args.warmup, "step")
     from rmdm.bench.meanflow import bench_flow, ratios, render
 
-    machine = measured_machine(args, show)
+    machine = measured_machine(args, show, trains=True)
     rows = bench_flow(size, machine, arms, batch, args.share, steps, warmup, show)
     compared = ratios(rows)
     show(render(rows, compared))

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
         raise ConfigError("--profile is of ours, which --arms leaves out; add it")
     from rmdm.bench.train import bench_training, ratios, render
 
-    machine = measured_machine(args, show)
+    machine = measured_machine(args, show, trains=True)
     profile = Path(args.profile) if args.profile else None
     rows = bench_training(size, machine, processes, arms, batch, steps, warmup, profile, show)
     compared = ratios(rows)

@@ -19,6 +19,7 @@ from rmdm.data.network import hub_access, hub_is_unreachable
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.encoder import Encoder
 from rmdm.errors import CheckpointError, ConfigError, DataError
+from rmdm.precision import in_half
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 """What is taken from the hub: no pickles, no code."""
@@ -68,12 +69,12 @@ def open_encoder(
 ) -> Encoder:
     """The encoder the settings name, ready for rows of `length` tokens of the model's `tokenizer`.
 
-    `precision` overrides `encoder.precision`, whose `auto` is bf16 on a GPU and fp32 on a CPU.
+    `precision` overrides `encoder.precision`, whose `auto` is bf16 where the machine multiplies it.
     """
     if not config.name:
         raise ConfigError("encoder.name is not set; name an encoder, such as all-MiniLM-L6-v2")
     if precision is None:
-        is_half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+        is_half = config.precision == "bf16" or (config.precision == "auto" and in_half(device))
         precision = torch.bfloat16 if is_half else torch.float32
     run = find_run(config.name)
     if run is not None:

@@ -39,8 +39,8 @@ from rmdm.backbone.latent import Latent
 from rmdm.backbone.noise import normal
 from rmdm.data.order import hash64, permuted, uniform
 from rmdm.evaluation.sets import ScoredRows
+from rmdm.precision import autocast
 from rmdm.processes.objective import MASK_STREAM, TIME_STREAM
-from rmdm.samplers.generate import autocast
 from rmdm.samplers.latents import LatentSource, Tau
 
 KEY_STREAM = 140

@@ -20,6 +20,7 @@ from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
 from rmdm.hub import Model, load_model
 from rmdm.meanflow.rows import open_stage_one
+from rmdm.precision import autocast
 from rmdm.samplers.generate import own_settings
 from rmdm.samplers.noise import row_keys
 from rmdm.training.checkpoint import file_signature
@@ -67,11 +68,11 @@ def consistency(
     if size is None:
         raise ConfigError(f"{model.config.name} was not trained on storyworld, so its stories cannot be checked")
     rows, writer = [], model.writer()
-    settings, device = settings or model.config.sample, model.backbone.embed.weight.device.type
+    settings = settings or model.config.sample
     for count in steps if not model.backbone.causal else (model.backbone.length,):
         how = own_settings(model.backbone, settings, count)
         began = time.perf_counter()
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        with autocast(model.device):
             x_nL = writer.write(
                 *writer.blank(n, seed), how, tau=settings.latent_temperature, zt_BGd=zt_nGd, batch=n
             ).cpu()

@@ -31,6 +31,7 @@ from rmdm.data.tokenizer import refuse_void
 from rmdm.encoders.find import HUB_FILES, weight_files
 from rmdm.encoders.pretrained import quiet
 from rmdm.errors import ConfigError, DataError
+from rmdm.precision import dtype, named
 
 CONTEXT = 1024
 """Most tokens an evaluator reads at once: GPT-2's own, kept for all so that long contexts give none an advantage."""
@@ -130,13 +131,12 @@ class Scored:
 
 
 class Evaluator:
-    """A frozen causal model with its tokenizer: bf16 on a GPU, fp32 on a CPU."""
+    """A frozen causal model with its tokenizer, in bf16 where the machine multiplies it, else in fp32."""
 
     def __init__(self, place: Place, device: torch.device, *, bos: bool = False, context: int = CONTEXT) -> None:
         self.device, self.place = device, place
-        is_half = device.type == "cuda"
-        self.precision = "bf16" if is_half else "fp32"
-        self._backend, bos_id, self._model = _load(place, torch.bfloat16 if is_half else torch.float32)
+        self.precision = named(dtype(device))
+        self._backend, bos_id, self._model = _load(place, dtype(device))
         self._model.to(device)
         self._bos = _checked_bos(place, bos_id) if bos else None
         longest = getattr(self._model.config, "max_position_embeddings", None) or context

@@ -49,6 +49,7 @@ from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.evaluation.toys import kl
 from rmdm.hub import Model, device_name, load_model
+from rmdm.precision import in_half
 from rmdm.tables import grid
 from rmdm.training.checkpoint import file_signature
 
@@ -239,7 +240,7 @@ def measure_gap(
     config, device, sizes = model.config, model.device, fitting(blocks, rows)
     about = about_rows(rows, orders, seed) | {
         "arm": config.name, "process": config.process,
-        "precision": "bf16, head fp32" if device.type == "cuda" else "fp32",
+        "precision": "bf16, head fp32" if in_half(device) else "fp32",
         "device": device_name(device),
     }  # fmt: skip
     batch = max(1, BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"]) // rows.x_NL.shape[1])

@@ -36,6 +36,7 @@ from rmdm.evaluation.bounds import SEED, Condition, Figure, Latents, Nats, row_k
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.hub import Model, device_name, load_model
+from rmdm.precision import in_half
 from rmdm.samplers.latents import Tau
 from rmdm.tables import grid
 from rmdm.training.checkpoint import file_signature
@@ -136,7 +137,7 @@ def measure_set(
         "arm": config.name, "process": config.process, "set": rows.name, "source": rows.description,
         "set_rows": set_rows or len(rows), "lossy": rows.lossy, "tokenizer": model.tokenizer.name,
         "length": config.data.length, "layout": config.data.layout, "seed": seed,
-        "precision": "bf16, head fp32" if device.type == "cuda" else "fp32",
+        "precision": "bf16, head fp32" if in_half(device) else "fp32",
         "device": device_name(device),
         "date": datetime.date.today().isoformat(),
     }  # fmt: skip

@@ -167,7 +167,8 @@ class Flow:
             raise CheckpointError(f"{folder / 'flow.json'} is damaged; restore it or run 'rmdm align' again") from None
         if settings.format != FORMAT:
             raise CheckpointError(
-                f"{folder / 'flow.json'} has format {settings.format}, this version reads {FORMAT}; run 'rmdm align' again"
+                f"{folder / 'flow.json'} has format {settings.format}, this version reads {FORMAT}; "
+                "run 'rmdm align' again"
             )
         try:
             if fingerprint(folder) != saved:

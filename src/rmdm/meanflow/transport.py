@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 Solver = Callable[[nn.Module, Tensor, float, float, int], Tensor]
-PREDICT = {1: (1.0,), 2: (3 / 2, -1 / 2), 3: (23 / 12, -16 / 12, 5 / 12)}
+Rule = dict[int, tuple[float, ...]]
+PREDICT: Rule = {1: (1.0,), 2: (3 / 2, -1 / 2), 3: (23 / 12, -16 / 12, 5 / 12)}
 """Adams-Bashforth: weights of the velocities at the times before an interval, by their number; the newest in front."""
-CORRECT = {2: (1 / 2, 1 / 2), 3: (5 / 12, 8 / 12, -1 / 12)}
+CORRECT: Rule = {2: (1 / 2, 1 / 2), 3: (5 / 12, 8 / 12, -1 / 12)}
 """Adams-Moulton: the same with the velocity at the interval's end in front."""
 
 
@@ -62,7 +63,7 @@ class Guided(nn.Module):
         return torch.lerp(self.guide(z_BGD, r_B, t_B), self.net(z_BGD, r_B, t_B), self.weight)
 
 
-def _mean(rule: dict[int, tuple[float, ...]], known: list[Tensor]) -> Tensor:
+def _mean(rule: Rule, known: list[Tensor]) -> Tensor:
     """The mean velocity over an interval, by a rule for so many known ones."""
     first, *others = (weight * v for weight, v in zip(rule[len(known)], known, strict=True))
     return sum(others, start=first)

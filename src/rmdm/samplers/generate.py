@@ -68,11 +68,6 @@ class Writer:
         return torch.full((n, self.backbone.length), self.backbone.mask_id, device=device), row_keys(seed, range(n))
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """The precision a network writes in: bf16 on a GPU, that of its weights on a CPU."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
 def own_settings(backbone: DiT, config: SampleConfig, steps: int | None = None) -> SampleSettings:
     """What a model's config says of sampling, as far as it fits the model."""
     learnt_without = backbone.latent is not None and backbone.latent.dropout > 0 and not backbone.latent.independent

@@ -28,10 +28,10 @@ from torch import Tensor
 from rmdm.errors import RMDMError
 from rmdm.latents import latent_keys
 from rmdm.model import Model, Ready
+from rmdm.precision import autocast
 from rmdm.request import Generation
 from rmdm.samplers import sample_steps
 from rmdm.samplers.denoiser import Ask, Denoiser, Hidden, Steps, fixed_rows, hidden_together, in_blocks
-from rmdm.samplers.generate import autocast
 
 DRAWN = ("flow", "prior")
 """Latents that are drawn for all new rows at once."""

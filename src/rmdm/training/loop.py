@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rmdm.errors import ConfigError
+from rmdm.precision import of_training
 from rmdm.presets import save_config
 from rmdm.training.checkpoint import load_checkpoint, save_checkpoint
 from rmdm.training.distributed import Parallel, World, blocks, reshard, shard, whole
@@ -58,8 +59,7 @@ class Trainer(Generic[M]):
             task.config.seed, train.batch, world.rank, world.size, train.micro_batch, section=task.section
         )
         on_gpu = world.device.type == "cuda"
-        precision = train.precision if train.precision != "auto" else ("bf16" if on_gpu else "fp32")
-        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.dtype = of_training(train.precision, world.device)
 
         objective = task.build()
         if isinstance(task, WarmStart) and not resumes:

@@ -102,7 +102,7 @@ def test_the_machine_is_measured_in_operations_and_bytes(monkeypatch):
 
     monkeypatch.setattr(machine, "timed", lambda device, work: (work(), 0.5)[1])
     cpu = torch.device("cpu")
-    assert matmul_rates(cpu, 8) == (2 * 8**3 / 0.5, 2 * 8**3 / 0.5)
+    assert matmul_rates(cpu, 8, torch.float32) == (2 * 8**3 / 0.5, 2 * 8**3 / 0.5)
     assert copy_rate(cpu, 1000) == 2 * 1000 / 0.5
 
 
@@ -115,7 +115,7 @@ def test_the_matmul_rate_is_the_one_once_the_clocks_have_settled(monkeypatch):
     monkeypatch.setattr(machine, "median_seconds", lambda *_: next(seconds))
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
     monkeypatch.setitem(machine.SETTLING, "cpu", 1.5)
-    first, settled = matmul_rates(torch.device("cpu"), 8)
+    first, settled = matmul_rates(torch.device("cpu"), 8, torch.bfloat16)
     assert (first, settled) == (2 * 8**3 / 0.1, 2 * 8**3 / 0.2)
 
 
