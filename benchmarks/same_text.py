@@ -15,8 +15,9 @@ from dataclasses import replace
 import torch
 
 from rmdm.hub import Model, find_device, load_model
+from rmdm.precision import autocast
 from rmdm.samplers import generate
-from rmdm.samplers.generate import autocast, own_settings
+from rmdm.samplers.generate import own_settings
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.settings import fitting_samplers
 from rmdm.samplers.trunk import Trunk

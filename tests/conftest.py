@@ -4,13 +4,13 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # else numba, once imported, gives torch all cores again
-os.environ.setdefault("RMDM_PRECISION", "fp32")  # of any machine's networks; test_precision.py has bf16
 os.environ.setdefault("NUMBA_OPT", "0")  # umap compiles for many seconds to place a few points
 
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on a CPU, number by number
+    os.environ.setdefault("RMDM_PRECISION", "fp32")  # the same on any processor; test_precision.py has bf16
 
 import dataclasses
 import subprocess

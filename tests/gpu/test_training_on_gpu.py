@@ -12,7 +12,8 @@ from rmdm.backbone.cross_entropy import linear_cross_entropy
 from rmdm.backbone.gelu import gelu
 from rmdm.errors import TrainingError
 from rmdm.hub import load_model
-from rmdm.samplers.generate import autocast, own_settings
+from rmdm.precision import autocast
+from rmdm.samplers.generate import own_settings
 from rmdm.training import loop
 from rmdm.training.distributed import World
 from rmdm.training.language import Corpus, LanguageTask

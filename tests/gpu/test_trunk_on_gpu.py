@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
+from rmdm.precision import autocast
 from rmdm.samplers import Denoiser, SampleSettings, row_keys, sample
-from rmdm.samplers.generate import autocast
 from rmdm.samplers.packing import packed
 from rmdm.samplers.trunk import Trunk, forward
 from tests.reference.tiny import tiny_backbone
