@@ -113,6 +113,7 @@ plain() {
     arm indep wiki-small-indep
     long mdlm-long mdlm wiki-small-mdlm
     variant mdlm-long-spaced mdlm-long --sampler spaced
+    variant indep-spaced indep --sampler spaced
     wait
 }
 
@@ -120,6 +121,8 @@ latent() {
     stage_one rmdm wiki-small-rmdm
     arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
+    variant rmdm-spaced rmdm --sampler spaced
+    variant rmdm-guided rmdm --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
     variant rmdm-long-guided rmdm-long --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
     variant rmdm-long-spaced rmdm-long --sampler spaced
     variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8

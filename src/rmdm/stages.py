@@ -112,13 +112,14 @@ def warn_of_latents(run: Path, show: Show) -> None:
 
 def encode_stage(config: Config, show: Show) -> Outcome:
     """Embeddings of every row, whitened, beside the shards; ranks of `torchrun` share the work."""
-    from rmdm.encoders.encode import encode
+    from rmdm.encoders.encode import encode, made_in
     from rmdm.encoders.find import open_encoder
     from rmdm.training.distributed import world
 
     shards, tokenizer = open_shards(config)
     with world(config.train.device) as here:
-        encoder = open_encoder(config.encoder, tokenizer, config.data.length, here.device)
+        length, earlier = config.data.length, made_in(stored(config), shards)
+        encoder = open_encoder(config.encoder, tokenizer, length, here.device, earlier)
         done = encode(stored(config), shards, encoder, rank=here.rank, world=here.size, barrier=here.barrier, log=show)
     return {
         "cache": str(done.dir),

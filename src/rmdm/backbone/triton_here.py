@@ -15,10 +15,13 @@ def fuses(x: Tensor) -> bool:
     return x.is_cuda and torch.compiler.is_compiling() and can_fuse()
 
 
-@torch.compiler.assume_constant_result
 def can_fuse() -> bool:
     """Whether they do; asked once, and not again by what is compiled."""
     return _tried()
+
+
+if torch.cuda.is_available():  # to say so loads the compiler, which takes a second and is of no use on a CPU
+    can_fuse = torch.compiler.assume_constant_result(can_fuse)
 
 
 @cache

@@ -13,11 +13,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from rmdm.config import Config
 from rmdm.data.progress import RowProgress
 from rmdm.data.shards import Manifest
 from rmdm.data.writer import await_file, writing
-from rmdm.encoders.cache import ArrayManifest, Facts, fingerprint
+from rmdm.encoders.cache import ArrayManifest, Facts, find_cache, fingerprint
 from rmdm.encoders.encoder import Encoder
 from rmdm.encoders.online import SPLITS
 from rmdm.encoders.parts import CacheParts, human_bytes
@@ -60,6 +62,17 @@ def cache_facts(config: Config, shards: Manifest, encoder: Encoder) -> Facts:
     """What decides the content of a cache, the encoder's own fingerprint included."""
     own = {"encoder name": encoder.name, "encoder": encoder.fingerprint, "channels": encoder.dim}
     return {**config_facts(config, shards), **own, "precision": encoder.precision}
+
+
+def made_in(config: Config, shards: Path) -> torch.dtype | None:
+    """The precision of finished embeddings, where the settings leave it open: another machine's are as good."""
+    if config.encoder.precision != "auto":
+        return None
+    try:
+        facts = ArrayManifest.load(find_cache(shards, config_facts(config, Manifest.load(shards)))).facts
+    except DataError:  # none, or several
+        return None
+    return torch.bfloat16 if facts["precision"] == "bf16" else torch.float32
 
 
 def cache_dir(shards: Path, facts: Facts) -> Path:

@@ -23,7 +23,7 @@ from rmdm.data.shards import Manifest, TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders import cache, parts
 from rmdm.encoders.cache import ArrayManifest, LatentRows, find_cache, fit_indices
-from rmdm.encoders.encode import Encoded, cache_facts, config_facts, encode
+from rmdm.encoders.encode import Encoded, cache_facts, config_facts, encode, made_in
 from rmdm.encoders.find import open_encoder
 from rmdm.encoders.online import OnlineLatents
 from rmdm.encoders.whitening import Whitening
@@ -323,6 +323,20 @@ def test_a_pretrained_encoder_fills_the_cache(shards: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(online.take(order), z[order], rtol=4e-3, atol=4e-3)
     again = open_encoder(config.encoder, tokenizer, 32, torch.device("cpu"))
     assert encode(config, shards, again, folder=done.dir, progress=False).skipped
+
+
+def test_what_is_there_decides_the_precision_where_the_settings_do_not(shards: Path, tmp_path: Path) -> None:
+    home = tmp_path / "shards"
+    shutil.copytree(shards, home)
+    config, half = toy_config(), Toy()
+    half.precision = "bf16"
+    assert made_in(config, home) is None, "nothing is there"
+    encode(config, home, half, progress=False)
+    assert made_in(config, home) == torch.bfloat16
+    asked = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, precision="fp32"))
+    assert made_in(asked, home) is None, "the settings say it"
+    encode(config, home, Toy(), progress=False)
+    assert made_in(config, home) is None, "both are there"
 
 
 def test_settings_have_folders_of_their_own(shards: Path, tmp_path: Path) -> None:
