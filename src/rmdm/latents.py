@@ -20,7 +20,7 @@ from rmdm.errors import ConfigError, RMDMError
 from rmdm.meanflow.flow import Flow
 from rmdm.precision import autocast
 from rmdm.request import ABOUT_LATENTS, GIVEN, SOURCES, Request, SeedLatent, TextLatent
-from rmdm.samplers.given import resample_steps, to_end
+from rmdm.samplers.given import resample_steps, to_end, under
 from rmdm.samplers.infill import Page, Pattern
 from rmdm.samplers.latents import LatentReader, LatentSource, Tau, slerp
 from rmdm.samplers.noise import row_keys
@@ -134,8 +134,8 @@ class Latents:
         if choice.by == "resample":
             start = self._start(x_BL, keys_B, choice.tau) if choice.starts_at_text else None
             how = {"draws": choice.draws, "rounds": choice.rounds, "tau": choice.tau, "start_BGK": start}
-            with autocast(self.device):
-                return (yield from resample_steps(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how))
+            steps = resample_steps(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how)
+            return (yield from under(lambda: autocast(self.device), steps))
         if choice.by == "encode":
             return self._noisy(self._condition_given(x_BL, keys_B), keys_B)
         if request.between is not None:

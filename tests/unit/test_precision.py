@@ -101,6 +101,26 @@ def test_in_bf16_the_distribution_is_near_that_in_fp32_and_not_the_same(folder, 
     assert 0 < apart < 0.02
 
 
+def test_latents_that_are_fitted_in_turns_neither_see_each_other_nor_change_what_runs_meanwhile(folder, set_to):
+    set_to("bf16")
+    model = rmdm.load(folder, "cpu")
+    text = model.tokenizer.decode(np.arange(3, 9))
+    asked = [rmdm.Request(infill=f"{text} [MASK:2]", given="resample", draws=3, rounds=rounds) for rounds in (2, 5)]
+    ready = [model.ready(request) for request in asked]
+    alone = [model.latents.draw(one.request, one.choice, one.x_BL) for one in ready]
+    steps = {k: model.latents.draw_steps(one.request, one.choice, one.x_BL) for k, one in enumerate(ready)}
+    found = {}
+    while steps:
+        for k, each in list(steps.items()):
+            try:
+                next(each)
+            except StopIteration as done:
+                found[k] = done.value
+                del steps[k]
+            assert not torch.is_autocast_enabled("cpu")
+    assert [torch.equal(alone[k], found[k]) for k in (0, 1)] == [True, True]
+
+
 def test_encoder_and_evaluator_in_bf16_are_near_those_in_fp32(tmp_path, set_to):
     tokenizer, x_BL = word_tokenizer(), np.random.default_rng(0).integers(3, len(WORDS), (16, LENGTH))
     words = ["<s>", "<pad>", "</s>", "[UNK]", *WORDS]

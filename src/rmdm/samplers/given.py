@@ -18,8 +18,9 @@ p(nu | x_U) as it is [Tjelmeland 2004; preconditioned Crank-Nicolson with many p
 """
 
 import math
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -71,6 +72,19 @@ def to_end(steps: Generator[None, None, Result]) -> Result:
             next(steps)
     except StopIteration as done:
         return done.value
+
+
+def under(
+    context: Callable[[], AbstractContextManager[Any]], steps: Generator[None, None, Result]
+) -> Generator[None, None, Result]:
+    """Work that pauses, each stretch of it in a context of its own: none holds for what others do in the pauses."""
+    while True:
+        with context():
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value
+        yield
 
 
 def resample_steps(
