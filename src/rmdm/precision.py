@@ -22,7 +22,7 @@ def in_half(device: torch.device | str) -> bool:
     """Whether networks compute in bf16 there."""
     asked = os.environ.get(VARIABLE, "auto").lower()
     if asked not in ("auto", "bf16", "fp32"):
-        raise ConfigError(f"{VARIABLE}={asked!r} is no precision; use bf16, fp32 or auto")
+        raise ConfigError(f"RMDM_PRECISION={asked!r} is no precision; use bf16, fp32 or auto")
     if asked != "auto":
         return asked == "bf16"
     return torch.device(device).type == "cuda" or multiplies_half()
