@@ -22,7 +22,7 @@ from rmdm.config import Config
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.hub import Model, device_name, load_model
 from rmdm.kinds import Show
-from rmdm.precision import autocast
+from rmdm.precision import autocast, dtype, named
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.settings import SampleSettings
 from rmdm.tables import grid
@@ -47,6 +47,7 @@ def bench_runs(
         asked = {
             "weights": file_signature(model.folder / "model.safetensors"), "steps": counts, "batch": batch,
             "repeats": repeats, "device": device_name(device), "torch": torch.__version__,
+            "precision": named(dtype(device)),
         }  # fmt: skip
         home = run if run.is_dir() else model.folder
 

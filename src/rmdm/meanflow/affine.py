@@ -5,6 +5,7 @@ Shapes: n rows of K = G D numbers.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,10 @@ class Affine:
 
     def inverse(self) -> "Affine":
         """The map back."""
+        return self._inverse
+
+    @cached_property
+    def _inverse(self) -> "Affine":
         matrix, offset_K = self.matrix.double(), self.offset_K.double()
         if matrix.ndim == 1:
             return Affine(1 / matrix, -offset_K / matrix)

@@ -61,7 +61,8 @@ class LatentSource:
         rows = FIXED_DRAWS if start_BGD.is_cuda else None
         with torch.autocast(start_BGD.device.type, enabled=False):  # the flow chooses its own precision
             e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
-            return (e_BGD @ latent.matrix.T + sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
+            seen_BGd = (e_BGD.double() @ latent.matrix.T.double()).float()  # no row rounds by how many there are
+            return (seen_BGd + sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
 
     def noise_at(self, z_BGD: Tensor, keys_B: np.ndarray, tau: Tau = 1.0) -> Tensor:
         """The numbers from which `of_noise` leads to the latent of `z_BGD`, what stage II is conditioned on."""
