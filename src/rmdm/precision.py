@@ -13,7 +13,7 @@ import torch
 from rmdm.errors import ConfigError
 
 VARIABLE = "RMDM_PRECISION"
-"""Names bf16 or fp32 where no setting does; the same texts on every CPU take fp32."""
+"""The variable that names bf16 or fp32, where the machine is not to decide."""
 FLAGS = {"avx512_bf16", "amx_bf16"}
 """What Linux calls a processor's instructions for such products."""
 

@@ -305,6 +305,7 @@ def test_the_python_of_the_readme_writes_with_and_without_a_latent(typist, run, 
 def test_the_quickstart_holds_at_full_size(tmp_path, monkeypatch, capsys):
     """Its `rmdm` commands as they stand: minutes on a CPU."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RMDM_PRECISION", "bf16")  # what its texts were written in
     said = {}
     for block in documented.blocks("docs/quickstart.md"):
         for command in documented.commands(block):
