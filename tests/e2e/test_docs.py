@@ -302,6 +302,7 @@ def test_the_python_of_the_readme_writes_with_and_without_a_latent(typist, run, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler has several of its own
 def test_the_quickstart_holds_at_full_size(tmp_path, monkeypatch, capsys):
     """Its `rmdm` commands as they stand: minutes on a CPU."""
     monkeypatch.chdir(tmp_path)
