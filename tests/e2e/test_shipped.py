@@ -32,6 +32,7 @@ from tests.release import save_release
 
 MOST_BYTES = 24_000_000
 TEXTS = "tests/data/encyclopedia.jsonl"
+LICENSES = ("LICENSE", "LICENSE-CC-BY-SA-4.0")
 NOTE = "Trained on English Wikipedia and Simple English Wikipedia (CC BY-SA) and on Wikinews (CC BY)."
 ABSENT = f"{names.PACKAGED} is absent: the weights are not in this source tree"
 
@@ -218,7 +219,7 @@ def test_the_wheel_carries_it_and_the_package_finds_it_there(tiny, tmp_path):
     tree, site = tmp_path / "tree", tmp_path / "site"
     unwanted = shutil.ignore_patterns("__pycache__", "shipped")
     shutil.copytree(ROOT / "src", tree / "src", ignore=unwanted)
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+    for name in ("pyproject.toml", "README.md", *LICENSES, ".gitignore"):
         shutil.copy(ROOT / name, tree / name)
     inside = tree / "src" / "rmdm" / "shipped"
     shutil.copytree(tiny, inside)
@@ -230,6 +231,7 @@ def test_the_wheel_carries_it_and_the_package_finds_it_there(tiny, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("rmdm/shipped/")}
         archive.extractall(site)
+        assert set(LICENSES) == {Path(name).name for name in archive.namelist() if "/licenses/" in name}
     assert held == {f"rmdm/shipped/{name}" for name in (*verify(tiny), MANIFEST)}
     done = subprocess.run(
         [sys.executable, "-m", "rmdm", "sample", "--n", "2", "--device", "cpu", "--json"],

@@ -182,4 +182,4 @@ def _require(module: str, package: str) -> ModuleType:
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except ImportError:
-        raise ConfigError(f"figures need {package}, which is not installed; pip install 'rmdm[plots]'") from None
+        raise ConfigError(f"figures need {package}, which is not installed; pip install {package}") from None

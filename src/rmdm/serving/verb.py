@@ -73,7 +73,7 @@ def check(args: argparse.Namespace) -> None:
     """Raise `ConfigError` for flags no server could follow."""
     for package in ("fastapi", "uvicorn"):
         if find_spec(package) is None:
-            raise ConfigError(f"rmdm serve needs {package}; install it with: pip install 'rmdm[serve]'")
+            raise ConfigError(f"rmdm serve needs {package}; install it with: pip install fastapi uvicorn")
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port} is outside 0..65535; use 8000, for example")
     for name in ("rows", "queue", "max_body"):

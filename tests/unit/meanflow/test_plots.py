@@ -59,5 +59,5 @@ def test_importing_the_module_loads_no_plotting_library():
 
 def test_a_missing_extra_is_an_error_that_names_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"figures need matplotlib.*pip install 'rmdm\[plots\]'"):
+    with pytest.raises(ConfigError, match=r"figures need matplotlib.*pip install matplotlib"):
         plots.figure_qq(normal((20, 1, 2), 0), normal((20, 1, 2), 1), tmp_path / "qq.png")
