@@ -96,6 +96,17 @@ def test_a_stream_is_the_completion_in_parts(client, model, prompt):
     assert {part.id for part in parts} == {parts[0].id}
 
 
+@pytest.mark.parametrize("model", ["tiny-ar", "tiny-mdlm-2"])
+def test_a_stream_holds_nothing_that_a_long_stop_word_takes_away(client, model):
+    for seed in range(4):
+        asked = {"model": model, "prompt": "", "seed": seed, "extra_body": {"steps": 16}}
+        text = client.completions.create(**asked).choices[0].text
+        asked["stop"] = [text[2:14]]
+        parts = client.completions.create(**asked, stream=True)
+        told = "".join(choice.text for part in parts for choice in part.choices)
+        assert told == client.completions.create(**asked).choices[0].text == text[:2]
+
+
 def test_several_parts_come_before_the_end(client):
     parts = list(client.completions.create(model="tiny-ar", prompt="", seed=3, stream=True))
     assert len(parts) > 3

@@ -95,7 +95,7 @@ class Answers:
         text = self.ended(known).text.rstrip(HALF_CHARACTER)
         # The beginning of a stop word may be the end of what is known.
         held = max((len(word) - 1 for word in self.body.stops), default=0)
-        return text[: len(text) - held]
+        return text[: max(0, len(text) - held)]
 
     def started(self) -> list[StartRow]:
         """What each row begins with."""
