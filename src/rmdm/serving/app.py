@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,12 +21,13 @@ import rmdm
 from rmdm.errors import ConfigError, RMDMError, nearest
 from rmdm.serving import schema
 from rmdm.serving.engine import Engine, Full
-from rmdm.serving.limits import Gate, RequestLog, error_answer
+from rmdm.serving.limits import Gate, RequestLog, error_answer, in_words
 from rmdm.serving.metrics import Metrics
 from rmdm.serving.schema import Completion, CompletionRequest, Denoising
 from rmdm.serving.served import Served, Shelf, UnknownModelError
-from rmdm.serving.work import Settings, TimeUpError, Work, late
+from rmdm.serving.work import FAILED, FailedError, Settings, TimeUpError, Work, late
 
+LOG = logging.getLogger(__name__)
 PAGE = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.ErrorAnswer, "description": about}
@@ -166,7 +168,10 @@ def _stream(work: Work, events: AsyncIterator[BaseModel]) -> StreamingResponse:
         try:
             async for event in events:
                 yield f"data: {json.dumps(_plain(event), ensure_ascii=False)}\n\n"
-        except (RMDMError, ArithmeticError, RuntimeError) as error:
+        except Exception as error:
+            if not isinstance(error, RMDMError):
+                LOG.exception("an answer could not be made of what was written")
+            work.note["error"] = in_words(error)
             status, message, code = _explained(error)
             body = json.loads(bytes(error_answer(status, message, code=code).body))
             yield f"data: {json.dumps({'type': 'error', **body})}\n\n"
@@ -195,15 +200,17 @@ def _explained(error: Exception) -> tuple[int, str, str | None]:
         return 504, message, "timeout"
     if isinstance(error, ConfigError):
         return 400, message, None
-    if isinstance(error, RMDMError):
+    if isinstance(error, RMDMError) and not isinstance(error, FailedError):
         return 503 if "shutting down" in message else 500, message, None
-    return 500, "the server failed on this request; its log says more", "internal_error"
+    return 500, FAILED, "internal_error"
 
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RMDMError)
     async def ours(request: Request, error: RMDMError) -> Response:
         status, message, code = _explained(error)
+        if status >= 500:
+            request.state.note["error"] = in_words(error)
         headers = {"retry-after": str(error.seconds)} if isinstance(error, Full) else None
         named = re.match(r"[a-z_]+", message)
         param = named[0] if named and named[0] in CompletionRequest.model_fields else None
@@ -221,7 +228,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def others(request: Request, error: Exception) -> Response:
-        return error_answer(500, _explained(error)[1], code="internal_error")
+        return error_answer(500, FAILED, code="internal_error")
 
 
 def _first_fault(error: RequestValidationError) -> tuple[str | None, str]:

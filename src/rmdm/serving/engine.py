@@ -13,6 +13,7 @@ A row's noise follows from its request's seed (`samplers.noise`), so its text do
 for float ties (none on a GPU, where the network runs on blocks of one size).
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -33,6 +34,7 @@ from rmdm.request import Generation
 from rmdm.samplers import sample_steps
 from rmdm.samplers.denoiser import Ask, Denoiser, Hidden, Steps, fixed_rows, hidden_together, in_blocks
 
+LOG = logging.getLogger(__name__)
 DRAWN = ("flow", "prior")
 """Latents that are drawn for all new rows at once."""
 MOST_PASSED = 16
@@ -391,10 +393,15 @@ class Engine:
             self._pace += 0.1 * (share - self._pace)
 
     def _guard(self, jobs: Sequence[Job], act: Callable[[], Any]) -> None:
-        """Do it; if it fails, those jobs hear of it and are gone, and the engine goes on."""
+        """Do it; if it fails, those jobs hear of it and are gone, and the engine goes on.
+
+        What is no `RMDMError`, which says all there is to say, is a fault of ours and is logged with its traceback.
+        """
         try:
             act()
         except Exception as error:
+            if not isinstance(error, RMDMError):
+                LOG.exception("the engine failed (jobs: %d)", len(jobs))
             gone = set(map(id, jobs))
             self._held = [job for job in self._held if id(job) not in gone]
             self._fitting = [one for one in self._fitting if id(one.job) not in gone]

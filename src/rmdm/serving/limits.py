@@ -57,6 +57,12 @@ class RequestLog:
         print(json.dumps({"time": now, **entry}, ensure_ascii=False), file=self.stream, flush=True)
 
 
+def in_words(error: BaseException) -> str:
+    """An error, or what caused it, in the words of the request log."""
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {cause}"
+
+
 class BodyError(HTTPException):
     """A body that is too large or too slow."""
 
@@ -105,9 +111,12 @@ class Gate:
             # A second signal gives up what the first let be finished.
             if not has_begun:
                 await error_answer(503, "the server is shutting down; try again later")(scope, receive, sent)
+        except Exception as error:
+            note["error"] = in_words(error)
+            raise
         finally:
             seconds = time.monotonic() - began
-            if not ended:
+            if not ended and "error" not in note:
                 note["left"] = True  # the client went away before its answer was complete
             route = note.pop("route", "other")
             self.metrics.answered(route, status, seconds)

@@ -21,8 +21,19 @@ from rmdm.serving.schema import Completion, CompletionChoice, CompletionRequest,
 from rmdm.serving.served import Served
 
 
+FAILED = "the server failed on this request; its log says more"
+"""What a client is told where the fault is the server's."""
+
+
 class TimeUpError(RMDMError):
     """A request took longer than it may."""
+
+
+class FailedError(RMDMError):
+    """The engine failed on a request, by no fault of the client's; the cause is another error, which it has logged."""
+
+    def __init__(self) -> None:
+        super().__init__(FAILED)
 
 
 def late(seconds: float) -> str:
@@ -81,14 +92,16 @@ class Work:
             job.cancel()
 
     async def told(self) -> AsyncIterator[tuple[int, Event]]:
-        """What the jobs tell until all are done; raises their error, or `TimeUpError`."""
+        """What the jobs tell until all are done; raises their error, `FailedError` for one of ours, or `TimeUpError`."""
         while len(self.done) < len(self.jobs):
             try:
                 number, event = await asyncio.wait_for(self.events.get(), max(0.0, self.deadline - time.monotonic()))
             except TimeoutError:
                 raise TimeUpError(late(self.settings.seconds)) from None
-            if event.error is not None:
+            if isinstance(event.error, RMDMError):
                 raise event.error
+            if event.error is not None:
+                raise FailedError from event.error
             if event.done is not None:
                 self.done[number] = event.done
             yield number, event
