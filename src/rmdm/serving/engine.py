@@ -3,7 +3,8 @@
 Requests that wait together and want the same become one group, which shares its sampler. Each group's sampler asks for
 its next run of the network (`samplers.denoiser.Steps`), and the asks of all groups of a model are answered by one run:
 rows at different steps, of different lengths and settings, with different latents. So a short request does not wait for
-a long one, and one that is given up leaves after the step at hand.
+a long one, and a group that nobody waits for any more leaves after the step at hand. A request that is given up while
+others of its group go on is written to the group's end, heard by nobody, and its rows take up room until then.
 
 To draw a latent takes many runs of a small network, whose cost hardly depends on how many are drawn. So while others
 are being written, new requests that need one are held until some have come together, but at most for twice the time
@@ -94,7 +95,7 @@ class Job:
         return self.ready.request.n
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; it is dropped after the step at hand."""
+        """Nobody waits for it any more; it is dropped with its group, or after the step at hand if it has none."""
         self.is_cancelled = True
 
     @property
@@ -255,16 +256,17 @@ class Engine:
 
     @property
     def active_rows(self) -> int:
-        """Rows being written."""
+        """Rows that take up room."""
         return sum(job.n for job in self._active())
 
     def _active(self) -> list[Job]:
         # Other threads look too. Jobs go from each of these to one further on, and are there before they leave the one
         # they come from; so read in this order, none is missed.
-        jobs = [*self._taken, *self._held]
-        jobs += [one.job for one in self._fitting]
-        jobs += [job for one in self._groups for job in one.jobs]
-        return [job for job in dict.fromkeys(jobs) if not job.is_cancelled]
+        jobs = [*self._taken, *self._held, *(one.job for one in self._fitting)]
+        jobs = [job for job in jobs if not job.is_cancelled]
+        # The rows of a group run together, whoever still waits for them.
+        jobs += [job for one in self._groups if one.is_wanted for job in one.jobs]
+        return list(dict.fromkeys(jobs))
 
     def _run(self) -> None:
         with torch.no_grad():
@@ -309,6 +311,7 @@ class Engine:
         return taken, stay
 
     def _begin(self, jobs: list[Job]) -> None:
+        self._drop()  # what did not count when these jobs were taken must not run beside them
         now = time.monotonic()
         for job in jobs:
             job.begun = now

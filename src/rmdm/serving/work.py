@@ -20,7 +20,6 @@ from rmdm.serving.metrics import Metrics
 from rmdm.serving.schema import Completion, CompletionChoice, CompletionRequest, Denoising, Done, Usage, Used
 from rmdm.serving.served import Served
 
-
 FAILED = "the server failed on this request; its log says more"
 """What a client is told where the fault is the server's."""
 
@@ -92,7 +91,7 @@ class Work:
             job.cancel()
 
     async def told(self) -> AsyncIterator[tuple[int, Event]]:
-        """What the jobs tell until all are done; raises their error, `FailedError` for one of ours, or `TimeUpError`."""
+        """What the jobs tell until all are done; raises their error (`FailedError` for ours) or `TimeUpError`."""
         while len(self.done) < len(self.jobs):
             try:
                 number, event = await asyncio.wait_for(self.events.get(), max(0.0, self.deadline - time.monotonic()))

@@ -11,6 +11,7 @@ from rmdm.errors import DataError, RMDMError
 from rmdm.hub import load_model
 from rmdm.model import Model
 from rmdm.request import Generation, Request
+from rmdm.samplers.denoiser import hidden_together
 from rmdm.serving.engine import Engine, Event, Full, Job
 from tests.release import save_release
 
@@ -111,6 +112,51 @@ def test_rows_at_work_stay_within_the_limit(models, engine):
     for client in clients:
         client.done()
     assert 7 < max(seen) <= 16
+
+
+def test_rows_that_are_given_up_beside_others_take_up_room_until_those_are_done(models, monkeypatch):
+    engine, runs = Engine(most_rows=8), []
+
+    def counted(asks: list[Any]) -> list[Any]:
+        runs.append(sum(len(ask.x_RL) for _, ask in asks))
+        return hidden_together(asks)
+
+    monkeypatch.setattr("rmdm.serving.engine.hidden_together", counted)
+    alike = {"steps": 16, "sampler": "max_prob"}
+    leaving = [Client(models["mdlm"], {"n": 5, "seed": seed, **alike}, steps=True) for seed in range(4)]
+    staying = [Client(models["mdlm"], {"n": 1, "seed": 9 + seed, **alike}, steps=True) for seed in range(4)]
+
+    def come(number: int) -> None:
+        engine.submit([leaving[number].job, staying[number].job])
+
+    for number, client in enumerate(staying):
+
+        def listener(event: Event, number: int = number, heard: Any = client.job.listener) -> None:
+            heard(event)
+            if len(staying[number].events) == 1:
+                leaving[number].job.cancel()
+                if number + 1 < len(staying):
+                    come(number + 1)
+
+        client.job.listener = listener
+    engine.start()
+    come(0)
+    for client in staying:
+        assert client.done().texts == models["mdlm"].write(client.job.ready.request).texts
+    assert max(runs) <= 8
+    assert engine.active_rows == 0
+    engine.close()
+
+
+def test_what_was_given_up_while_it_was_held_does_not_run_beside_what_took_its_place(models):
+    engine = Engine(most_rows=4)
+    old, new = (Client(models["rmdm"], {"n": 4, "seed": seed, "steps": 3}) for seed in range(2))
+    engine._held = [old.job]
+    old.job.cancel()
+    engine.submit([new.job])
+    engine._begin(engine._take())
+    assert [job for group in engine._groups for job in group.jobs] == [new.job]
+    assert engine.counts.cancelled == 1
 
 
 @pytest.mark.parametrize(
