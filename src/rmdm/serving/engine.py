@@ -320,15 +320,23 @@ class Engine:
         self._held += [job for job, by in ways.items() if by == "flow"]
         self._draw([job for job, by in ways.items() if by in ("prior", "none", "null")])
         if self._held and self._is_time(now):
-            self._draw(self._held)
+            self._draw_seconds = self._draw(self._held)
             self._held = []
-            self._draw_seconds = time.monotonic() - now
 
-    def _draw(self, jobs: Sequence[Job]) -> None:
-        """Draw the latents of some jobs, and begin to write."""
+    def _draw(self, jobs: Sequence[Job]) -> float:
+        """Draw the latents of some jobs, and begin to write; returns the seconds the draw took."""
         found: list[Tensor | None] = []
-        self._guard(jobs, lambda: found.extend(draw_together(jobs)))
+
+        def draw() -> None:
+            found.extend(draw_together(jobs))
+            for latent in found:
+                wait_for(latent)
+
+        began = time.monotonic()
+        self._guard(jobs, draw)
+        seconds = time.monotonic() - began
         self._group(list(zip(jobs, found, strict=False)))
+        return seconds
 
     def _is_time(self, now: float) -> bool:
         """Whether to draw the latents of the jobs that are held."""
@@ -427,6 +435,12 @@ def draw_together(jobs: Sequence[Job]) -> list[Tensor | None]:
         for job, part in zip(of, zt_BGd.split([job.n for job in of]), strict=True):
             found[id(job)] = part
     return [found.get(id(job)) for job in jobs]
+
+
+def wait_for(x: Tensor | None) -> None:
+    """Until the device has computed it; the host does not wait for a GPU of itself."""
+    if x is not None and x.is_cuda:
+        torch.cuda.synchronize(x.device)
 
 
 def tell(job: Job, event: Event) -> None:

@@ -1,6 +1,7 @@
 """Many requests share the runs of a network, and none of them can tell."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rmdm.hub import load_model
 from rmdm.model import Model
 from rmdm.request import Generation, Request
 from rmdm.samplers.denoiser import hidden_together
-from rmdm.serving.engine import Engine, Event, Full, Job
+from rmdm.serving.engine import Engine, Event, Fitting, Full, Group, Job, draw_together
 from tests.release import save_release
 
 REQUESTS: dict[str, list[dict[str, Any]]] = {
@@ -338,3 +339,29 @@ def test_rows_whose_latents_are_being_drawn_are_counted(models, monkeypatch):
     engine._begin([])
     assert seen == [6, 6]  # before, for new jobs, of which there are none, and now
     assert engine._held == []
+
+
+def test_how_long_to_hold_is_learnt_from_the_draw_alone(models, monkeypatch):
+    now = 0.0
+
+    def takes(seconds: float, act: Any) -> Any:
+        def acting(*args: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return act(*args)
+
+        return acting
+
+    monkeypatch.setattr("rmdm.serving.engine.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("rmdm.serving.engine.draw_together", takes(3.0, draw_together))
+    monkeypatch.setattr("rmdm.serving.engine.Group", takes(100.0, Group))
+    monkeypatch.setattr("rmdm.serving.engine.Fitting", takes(1000.0, Fitting))
+    engine = Engine(most_rows=16)
+    after: dict[str, Any] = {"seed": 1, "steps": 3, "prefix": "anna was"}
+    asked = [{"seed": 1, "steps": 3}, {**after, "given": "null"}, {**after, "draws": 3, "rounds": 3}]
+    held, *others = [Client(models["rmdm"], values).job for values in asked]
+    monkeypatch.setattr(engine, "_is_time", lambda now: True)
+    engine._held = [held]
+    engine._begin(others)
+    assert (len(engine._groups), len(engine._fitting)) == (2, 1)
+    assert engine._draw_seconds == 3.0
