@@ -90,8 +90,19 @@ def decode(values: Any, where: str) -> Config:
         config = ADAPTER.validate_python(values)
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error)}") from None
+    refuse_truths(values, config, where)
     validate(config)
     return config
+
+
+def refuse_truths(values: dict[str, Any], section: Any, where: str, prefix: str = "") -> None:
+    """Raise `ConfigError` where true or false stands for a number, which pydantic takes for 1 or 0."""
+    for name, value in values.items():
+        taken = getattr(section, name)
+        if isinstance(value, dict):
+            refuse_truths(value, taken, where, f"{prefix}{name}.")
+        elif isinstance(value, bool) and type(taken) in (int, float):
+            raise ConfigError(f"{where}: {prefix}{name}={str(value).lower()} is no number; write one")
 
 
 def explain(error: ValidationError) -> str:
@@ -121,8 +132,36 @@ def save_config(config: Config, run: Path) -> None:
 
 def _parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_Strict)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{where} is not valid YAML{line}: {getattr(error, 'problem', error)}") from None
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a name stands once in a section, and numbers are decimal: PyYAML reads 010 as 8 and 1:30 as 90."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A section, if no name of it comes twice: the earlier value would be lost without a word."""
+        seen: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if key.value in seen:
+                said = f"{key.value!r} stands twice in one section, also at line {seen[key.value].line + 1}; keep one"
+                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+            seen[key.value] = key.start_mark
+        return super().construct_mapping(node, deep)
+
+
+def _plain_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    """A whole number as people write it."""
+    digits = node.value.replace("_", "").lstrip("+-")
+    if not digits.isdecimal() or (len(digits) > 1 and digits.startswith("0")):
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{node.value} is no plain decimal number; write it without leading zeros, or in quotes",
+            node.start_mark,
+        )  # fmt: skip
+    return int(node.value.replace("_", ""))
+
+
+_Strict.add_constructor("tag:yaml.org,2002:int", _plain_integer)

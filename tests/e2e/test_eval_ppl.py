@@ -117,11 +117,19 @@ def test_what_was_measured_is_kept_and_the_table_says_what_is_what(place, capsys
     said = capsys.readouterr().out
     assert "already done" in said
     for phrase in (
-        "no bound", "<= ", "not counted", "± rows", "± draws", "[1]", "tokenizers differ, so that only bits/byte",
+        "no bound", "<= ", "not counted", "± texts", "± draws", "[1]", "tokenizers differ, so that only bits/byte",
         "no valid bound by this route", "tiny-ar (",
     ):  # fmt: skip
         assert phrase in said
     assert max(map(len, said.splitlines())) < 140
+
+
+def test_another_precision_is_measured_again(place, capsys, monkeypatch):
+    first = measured(place, capsys, "mdlm")
+    monkeypatch.setenv("RMDM_PRECISION", "bf16")
+    second = measured(place, capsys, "mdlm")
+    assert [rows[0]["precision"] for rows in (first, second)] == ["fp32", "bf16, head fp32"]
+    assert first[0]["nats"] != second[0]["nats"]
 
 
 def test_a_changed_request_is_measured_again(place, capsys):

@@ -175,6 +175,19 @@ def test_other_weights_are_sampled_anew(tmp_path, capfd):
         assert "writes 2 texts" in judged(capfd, *args)[1]
 
 
+def test_figures_of_other_settings_are_put_away(tmp_path, capfd):
+    run = save_release(tmp_path / "mdlm", "mdlm")
+    with judge_server() as server:
+        args = [str(run), "--n", "4", "--device", "cpu", "--judge", f"a@{server.url}"]
+        judged(capfd, *args, "--steps", "2")
+        before = (run / "eval" / "judge.json").read_text()
+        judged(capfd, *args, "--steps", "2")
+        assert not list((run / "eval").glob("earlier/judge-2*")), "the same is no other setting"
+        judged(capfd, *args, "--steps", "3")
+    (kept,) = (run / "eval").glob("earlier/judge-2*")
+    assert kept.read_text() == before
+
+
 def test_another_prompt_is_another_question(capfd):
     Path("mine.txt").write_text('Rate as {"fluency":N,...}:\n<<<TEXT\n{text}\nTEXT>>>\n')
     with judge_server() as server:

@@ -83,7 +83,9 @@ def latents_of(model: DiT, z_0: float, n: int = 1) -> Latents:
 
 def rows_of(n: int) -> ScoredRows:
     x_NL = np.tile(np.array(X, dtype=np.int32), (n, 1))
-    return ScoredRows("toy", "toy", "", x_NL, np.full(n, L), np.ones((n, L), dtype=bool), np.ones(n), False, None)
+    return ScoredRows(
+        "toy", "toy", "", x_NL, np.full(n, L), np.ones((n, L), dtype=bool), np.ones(n), False, None, np.arange(n), n
+    )
 
 
 def enumerated(model: DiT, z_0: float, a: float, tau: float = 1.0) -> float:

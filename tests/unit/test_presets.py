@@ -33,6 +33,8 @@ def test_a_resolved_config_is_a_preset(name, tmp_path):
         ({"data": {"tokenizer": {"vocab": 3}}}, "unknown field 'data.tokenizer.vocab'; did you mean 'vocab_size'?"),
         ({"optim": {"lr": "fast"}}, "optim.lr='fast'"),
         ({"process": "sed"}, "process='sed'"),
+        ({"optim": {"clip": False}}, "optim.clip=false is no number"),
+        ({"data": {"holdout": True}}, "data.holdout=true is no number"),
         ([1], "expected fields"),
     ],
 )
@@ -53,6 +55,23 @@ def test_broken_yaml_names_the_line(tmp_path):
     path.write_text("name: x\ndata: {length: 3\n")
     with pytest.raises(ConfigError, match=r"bad.yaml is not valid YAML at line"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: {steps: 10}\ntrain: {batch: 8}\n", "at line 2: 'train' stands twice in one section, also at line 1"),
+        ("optim:\n  lr: 1\n  lr: 2\n", "at line 3: 'lr' stands twice"),
+        ("seed: 010\n", "010 is no plain decimal number"),
+        ("seed: 1:30\n", "1:30 is no plain decimal number"),
+    ],
+)
+def test_what_yaml_would_take_in_another_sense_is_refused(tmp_path, text, message):
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert message in str(caught.value)
 
 
 def test_changes_are_put_in_section_by_section():

@@ -297,7 +297,10 @@ def text_list(where: str, column: str, array: Any) -> list[str]:
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise DataError(f"{where}: column {column!r} holds {kind}, not text; set data.column")
-    return [text or "" for text in array.to_pylist()]
+    try:
+        return [text or "" for text in array.to_pylist()]
+    except UnicodeDecodeError as error:  # Arrow takes a writer's word for it
+        raise DataError(f"{where}: column {column!r} holds text that is not UTF-8 ({error}); write it anew") from None
 
 
 def file_parts(files: list[Path], column: str, document: Document) -> list[FilePart]:

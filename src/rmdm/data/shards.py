@@ -257,6 +257,23 @@ class TokenRows:
         out[order] = stops - starts
         return out
 
+    def documents(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The document, by its number in the split, that each row begins in; what is left after the last row is one."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if self.manifest.layout == "padded":
+            return indices
+        first = indices * self.manifest.unit
+        out = np.empty(len(first), dtype=np.int64)
+        order, groups = self._grouped(first)
+        before = np.cumsum([0, *(s.doc_stop - s.doc_start for s in self._segments)])
+        parts = {part.file: part for part in self.manifest.parts}
+        for segment, a, b in groups:
+            place = self._segments[segment]
+            ends = _map(self.folder / f"{place.part}.docs", DOCS_DTYPE, parts[place.part].documents)
+            found = np.searchsorted(ends, first[order[a:b]] + self._shifts[segment], side="right")
+            out[order[a:b]] = before[segment] + found - place.doc_start
+        return out
+
     def _checked(self, indices: NDArray[np.integer]) -> NDArray[np.int64]:
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= len(self)):

@@ -21,7 +21,7 @@ whose other end a = 0 is the prior with tau = 1, where the KL is 0. The conditio
 All of this is about models conditioned on z_0. For one conditioned on e, which the flow draws, the law of z~ is a
 mixture without a closed-form KL; the bound with e drawn by the flow, whatever the row, holds as the prior's does.
 
-Shapes: N rows, R draws, L positions, G groups, K numbers of a group of z, d_z after projection.
+Shapes: N rows, M documents, R draws, L positions, G groups, K numbers of a group of z, d_z after projection.
 """
 
 import math
@@ -72,7 +72,7 @@ class Figure:
 
     nats: float
     error: float | None
-    """Of the rows as a sample of all such text, the noise of the draws included; None for a single row."""
+    """Of the documents as a sample of all such text, the noise of the draws included; None for a single one."""
     draw_error: float | None
     """Of the draws alone, for these very rows; None for a single draw."""
     tokens: int
@@ -80,17 +80,22 @@ class Figure:
     """Nats of all the rows."""
 
     @staticmethod
-    def of(nats_RN: NDArray[np.float64], tokens_N: NDArray[np.int64]) -> "Figure":
-        """sum of nats / sum of tokens, a ratio of two means over rows.
+    def of(
+        nats_RN: NDArray[np.float64], tokens_N: NDArray[np.int64], document_N: NDArray[np.int64] | None = None
+    ) -> "Figure":
+        """sum of nats / sum of tokens, a ratio of two means over documents, which rows are where nothing else is said.
 
-        Draws whose times lie evenly spaced vary against each other, so their spread overstates the error of their mean.
+        Rows of one document are easy or hard together, so that a set has fewer independent parts than rows. Draws whose
+        times lie evenly spaced vary against each other, so their spread overstates the error of their mean.
         """
         R, N = nats_RN.shape
+        _, document_N = np.unique(np.arange(N) if document_N is None else document_N, return_inverse=True)
         tokens = int(tokens_N.sum())
         nats_N = nats_RN.mean(axis=0)
         ratio = float(nats_N.sum()) / tokens
-        spread = nats_N - ratio * tokens_N
-        error = math.sqrt(N / (N - 1) * float((spread**2).sum())) / tokens if N > 1 else None
+        spread_M = np.bincount(document_N, nats_N - ratio * tokens_N)
+        M = len(spread_M)
+        error = math.sqrt(M / (M - 1) * float((spread_M**2).sum())) / tokens if M > 1 else None
         draws = nats_RN.sum(axis=1) / tokens
         draw_error = float(draws.std(ddof=1)) / math.sqrt(R) if R > 1 else None
         return Figure(ratio, error, draw_error, tokens, float(nats_N.sum()))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,14 +16,13 @@ from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError, DataError
-from rmdm.evaluation.record import Rows, recorded
+from rmdm.evaluation.record import Rows, model_identity, recorded
 from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
 from rmdm.hub import Model, load_model
 from rmdm.meanflow.rows import open_stage_one
 from rmdm.precision import autocast
 from rmdm.samplers.generate import own_settings
 from rmdm.samplers.noise import row_keys
-from rmdm.training.checkpoint import file_signature
 
 STEPS = (1, 2, 4, 8, 16, 32)
 STORIES = 512
@@ -120,12 +119,19 @@ def measure_runs(
         if shards not in training:
             training[shards] = TrainingStories.open(shards, model.tokenizer)
         sizes.setdefault(size or "", training[shards])
-        weights = file_signature(model.folder / "model.safetensors")
-        asked = {"weights": weights, "steps": list(steps), "n": n, "ceiling": ceiling, **changes}
+        settings = replace(model.config.sample, **changes)
+        asked = {
+            **model_identity(model.folder, device),
+            **asdict(settings),
+            "steps": list(steps),
+            "n": n,
+            "ceiling": ceiling,
+        }
 
-        def measure(model: Model = model, run: Path = run, shards: Path = shards) -> Rows:
+        def measure(
+            model: Model = model, run: Path = run, shards: Path = shards, settings: SampleConfig = settings
+        ) -> Rows:
             counts = ", ".join(map(str, steps))
-            settings = replace(model.config.sample, **changes)
             show(f"measure: {model.config.name} writes {n} stories at {counts} steps, and each is checked")
             measured = consistency(model, training[shards], steps, n, settings=settings)
             if ceiling and not needs_latents(model.config):

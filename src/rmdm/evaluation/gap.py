@@ -45,13 +45,12 @@ from rmdm.data.storyworld import storyworld
 from rmdm.errors import ConfigError, DataError
 from rmdm.evaluation.bounds import BATCH_TOKENS, SEED, Condition, Latents, nll
 from rmdm.evaluation.likelihood import TRUE_LAW, arm_labels, read_latents, record_name
-from rmdm.evaluation.record import Rows, recorded
+from rmdm.evaluation.record import Rows, model_identity, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.evaluation.toys import kl
 from rmdm.hub import Model, device_name, load_model
 from rmdm.precision import in_half
 from rmdm.tables import grid
-from rmdm.training.checkpoint import file_signature
 
 BLOCKS = (2, 4, 8, 16, 32, 64)
 ROWS, ORDERS = 256, 2
@@ -211,11 +210,12 @@ def measure_runs(
     laws: dict[str, Rows] = {}
     for run in runs:
         model = load_model(run, device)
-        whole = open_set(ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document)
-        part = whole.at_most(rows)
+        part = open_set(
+            ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document, rows=rows
+        )
         asked = {
-            "weights": file_signature(model.folder / "model.safetensors"), "set": ref, "text": whole.fingerprint,
-            "rows": len(part), "blocks": list(blocks), "orders": orders, "seed": seed,
+            **model_identity(model.folder, device), "set": ref, "text": part.fingerprint, "rows": len(part),
+            "blocks": list(blocks), "orders": orders, "seed": seed,
         }  # fmt: skip
 
         def measure(model: Model = model, part: ScoredRows = part) -> Rows:

@@ -36,8 +36,16 @@ from rmdm.evaluation.evaluator import Evaluator, Place, Scored, find_evaluator
 from rmdm.evaluation.frontier import Point, matched, reach
 from rmdm.evaluation.intervals import Estimate, mean, nothing, percentiles, ratio
 from rmdm.evaluation.mauve import mauve
-from rmdm.evaluation.record import Rows, recorded
-from rmdm.evaluation.samples import Samples, check_steps, draw, first_document, held_out, read_texts
+from rmdm.evaluation.record import Rows, model_identity, recorded
+from rmdm.evaluation.samples import (
+    Samples,
+    check_steps,
+    corpus_facts,
+    draw,
+    first_document,
+    held_out,
+    read_texts,
+)
 from rmdm.evaluation.texts import COPY_N, copied_shares, distinct, repetition, self_bleu, unigram_entropy
 from rmdm.hub import load_model
 from rmdm.model import Model
@@ -118,13 +126,13 @@ def measure_generation(runs: Sequence[Path], plan: Plan, scorer: Scorer, show: S
         raise ConfigError("--taus scales the noise of latents, and no model here has any; leave it out")
     show(f"gen: the evaluator is {scorer.place.name}")
     for run, model in zip(runs, models, strict=True):
-        weights = file_signature(model.folder / "model.safetensors")
-        asked = {"weights": weights, "evaluator": scorer.signature, "device": scorer.device.type}
+        facts = model_identity(model.folder, scorer.device)
+        asked = {**facts, "evaluator": scorer.signature, "corpus": corpus_facts(model)}
         asked |= {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()}
         del asked["anyway"]
 
-        def measure(model: Model = model, run: Path = run, weights: list[int] = weights) -> Rows:
-            return measure_run(model, run, weights, plan, scorer, show)
+        def measure(model: Model = model, run: Path = run, facts: dict[str, Any] = facts) -> Rows:
+            return measure_run(model, run, facts, plan, scorer, show)
 
         rows += recorded(run / "eval" / "gen.json", asked, measure, show)
     return rows
@@ -158,12 +166,12 @@ def requests(model: Model, plan: Plan) -> list[Request]:
     ]  # fmt: skip
 
 
-def measure_run(model: Model, run: Path, weights: list[int], plan: Plan, scorer: Scorer, show: Show) -> Rows:
+def measure_run(model: Model, run: Path, facts: dict[str, Any], plan: Plan, scorer: Scorer, show: Show) -> Rows:
     """All rows of one run."""
     reference, control = held_out(model, plan.n, show)
     drawn: list[Samples] = []
     for request in requests(model, plan):
-        drawn.append(draw(model, request, run, weights))
+        drawn.append(draw(model, request, run, facts))
         show(f"gen: {plan.n} texts of {model.config.name}, {_how(drawn[-1])}")
     sets = ([control] if control else []) + drawn
     copied = copies(model, sets, show)

@@ -1,12 +1,12 @@
 """`rmdm eval ppl`: perplexities of sets under trained models, each named for what it is.
 
 RUN/eval/ppl.json holds the rows of the run's own held-out text, RUN/eval/ppl-SET.json those of any other set. Keys of a
-row: `arm`, `process`, `set`, `source` (the set in words), `figure`, `kind`, `note`, `tau`, `a`, `pad` (`counted`,
-`not counted`, null where rows have none), `nats` (a token; null where there is no such figure), `error`, `draw_error`
-(standard errors over rows, and of the draws alone), `ppl`, `ppl_low`, `ppl_high` (95%, over rows), `kl` (nats a token,
-part of `nats`), `tokens`, `rows`, `set_rows` (of which `rows` were scored), `draws`, `bytes`, `bits_per_byte`, `lossy`
-(why bits per byte cannot be compared; null where they can), `tokenizer`, `length`, `layout`, `seed`, `precision`,
-`device`, `date`; and, in what `--json` prints, `run`.
+row: `arm`, `process`, `set`, `source` (the set in words), `figure`, `kind`, `note`, `tau`, `a`, `pad` (`counted`, `not
+counted`, null where rows have none), `nats` (a token; null where there is no such figure), `error`, `draw_error`
+(standard errors over documents, and of the draws alone), `ppl`, `ppl_low`, `ppl_high` (95%, over documents), `kl` (nats
+a token, part of `nats`), `tokens`, `rows`, `documents`, `set_rows` (of which `rows` were scored), `draws`, `bytes`,
+`bits_per_byte`, `lossy` (why bits per byte cannot be compared; null where they can), `tokenizer`, `length`, `layout`,
+`seed`, `precision`, `device`, `date`; and, in what `--json` prints, `run`.
 
 `figure` is `exact` (autoregressive), `bound` (MDLM, SEDD), `conditional` (the paper's, given the row's own latent),
 `kl` (that with the latent's KL), `shuffled` (given another row's latent), `prior`, `flow` (latents drawn as in
@@ -33,13 +33,12 @@ from rmdm.data.order import permuted
 from rmdm.data.storyworld import storyworld
 from rmdm.errors import DataError
 from rmdm.evaluation.bounds import SEED, Condition, Figure, Latents, Nats, row_keys, row_nats
-from rmdm.evaluation.record import Rows, recorded
+from rmdm.evaluation.record import Rows, model_identity, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.hub import Model, device_name, load_model
 from rmdm.precision import in_half
 from rmdm.samplers.latents import Tau
 from rmdm.tables import grid
-from rmdm.training.checkpoint import file_signature
 
 DRAWS = 4
 CHOICES = tuple(round(0.1 * i, 1) for i in range(11))
@@ -97,16 +96,17 @@ def measure_runs(
     for run in runs:
         model = load_model(run, device)
         for ref in sets:
-            whole = open_set(ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document)
-            part = whole.at_most(rows)
+            part = open_set(
+                ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document, rows=rows
+            )
             asked = {
-                "weights": file_signature(model.folder / "model.safetensors"), "set": ref, "text": whole.fingerprint,
-                "rows": len(part), "draws": draws, "seed": seed,
+                **model_identity(model.folder, device), "set": ref, "text": part.fingerprint, "rows": len(part),
+                "draws": draws, "seed": seed,
             }  # fmt: skip
 
-            def measure(model: Model = model, part: ScoredRows = part, whole: ScoredRows = whole) -> Rows:
-                show(f"measure: {model.config.name} scores {len(part):,} rows of {whole.name}")
-                return measure_set(model, part, draws=draws, seed=seed, set_rows=len(whole), show=show)
+            def measure(model: Model = model, part: ScoredRows = part) -> Rows:
+                show(f"measure: {model.config.name} scores {len(part):,} rows of {part.name}")
+                return measure_set(model, part, draws=draws, seed=seed, show=show)
 
             found = recorded(run / "eval" / record_name("ppl", ref), asked, measure, show)
             measured += [row | {"run": str(run)} for row in found]
@@ -128,14 +128,13 @@ def measure_set(
     *,
     draws: int = DRAWS,
     seed: int = SEED,
-    set_rows: int | None = None,
     show: Callable[[str], None] = lambda _: None,
 ) -> Rows:
     """The rows of the table for one set; PAD counted and not where the model knows PAD."""
     config, device = model.config, model.device
     about = {
         "arm": config.name, "process": config.process, "set": rows.name, "source": rows.description,
-        "set_rows": set_rows or len(rows), "lossy": rows.lossy, "tokenizer": model.tokenizer.name,
+        "set_rows": rows.set_rows, "lossy": rows.lossy, "tokenizer": model.tokenizer.name,
         "length": config.data.length, "layout": config.data.layout, "seed": seed,
         "precision": "bf16, head fp32" if in_half(device) else "fp32",
         "device": device_name(device),
@@ -258,6 +257,7 @@ def to_json(scored: Scored, rows: ScoredRows, pad: bool | None, is_causal: bool)
     line: dict[str, Any] = {
         "figure": scored.figure, "kind": kind, "note": scored.note, "tau": scored.tau, "a": scored.a,
         "pad": None if pad is None else "counted" if pad else "not counted", "rows": len(rows),
+        "documents": len(np.unique(rows.document_N)),
         "nats": None, "error": None, "draw_error": None, "ppl": None, "ppl_low": None, "ppl_high": None, "kl": None,
         "tokens": None, "draws": None, "bytes": int(rows.bytes_N.sum()), "bits_per_byte": None,
     }  # fmt: skip
@@ -267,8 +267,8 @@ def to_json(scored: Scored, rows: ScoredRows, pad: bool | None, is_causal: bool)
     if scored.kl_N is not None:
         nats_RN = nats_RN + scored.kl_N
     tokens_N = (rows.scored_NL if with_pad else rows.text_NL).sum(axis=1)
-    found = Figure.of(nats_RN, tokens_N)
-    half = None if found.error is None else 1.96 * found.error  # of a single row nothing is known
+    found = Figure.of(nats_RN, tokens_N, rows.document_N)
+    half = None if found.error is None else 1.96 * found.error  # of a single document nothing is known
     return line | {
         "nats": found.nats, "error": found.error, "draw_error": found.draw_error,
         "ppl": perplexity(found.nats),
@@ -292,7 +292,7 @@ def render(rows: Rows) -> str:
     notes = [
         "nats, ppl: a token. bound: -log p(x) is at most this; share: the text's share of a bound on text and PAD",
         "no bound: the latent was made of the row itself, or of another row as a control; this says nothing of p(x)",
-        "± rows: standard error over rows; ± draws: of the draws of masks and latents alone",
+        "± texts: standard error over documents; ± draws: of the draws of masks and latents alone",
         "bits/byte: bits of all counted tokens over the UTF-8 bytes of the scored text",
     ]
     if len({row["tokenizer"] for row in rows}) > 1:
@@ -301,7 +301,7 @@ def render(rows: Rows) -> str:
 
 
 def _table(name: str, rows: Rows) -> str:
-    columns = [("", "figure"), ("", "kind"), ("", "PAD"), ("nats", "mean"), ("nats", "± rows"), ("nats", "± draws"),
+    columns = [("", "figure"), ("", "kind"), ("", "PAD"), ("nats", "mean"), ("nats", "± texts"), ("nats", "± draws"),
                ("", "ppl"), ("", "bits/byte")]  # fmt: skip
     body: list[list[str]] = []
     marks: list[str] = []

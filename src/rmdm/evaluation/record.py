@@ -9,12 +9,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rmdm
 from rmdm.data.shards import read_json, write_json
 from rmdm.errors import DataError
 from rmdm.revision import git_revision
+
+if TYPE_CHECKING:
+    import torch
 
 Rows = list[dict[str, Any]]
 
@@ -33,6 +36,20 @@ def recorded(path: Path, asked: dict[str, Any], measure: Callable[[], Rows], sho
     made_by = {"rmdm": rmdm.__version__, "revision": git_revision(), "date": day}
     write_json(path, {"asked": asked, "rows": rows, **made_by})
     return rows
+
+
+def model_identity(folder: Path, device: "torch.device") -> dict[str, Any]:
+    """What every figure of a model depends on: its weights, the flow that draws its latents, and how it computes."""
+    from rmdm.precision import dtype, named
+    from rmdm.training.checkpoint import file_signature
+
+    flow = folder / "flow" / "flow.safetensors"
+    return {
+        "weights": file_signature(folder / "model.safetensors"),
+        "flow": file_signature(flow) if flow.is_file() else None,
+        "precision": named(dtype(device)),
+        "device": device.type,
+    }
 
 
 def put_away(path: Path) -> Path:

@@ -56,16 +56,18 @@ def check_steps(model: Model, request: Request) -> None:
         )
 
 
-def draw(model: Model, request: Request, run: Path, weights: Any) -> Samples:
-    """Texts of a request, drawn now or kept from before; `weights` tells one state of the model from another."""
+def draw(model: Model, request: Request, run: Path, facts: dict[str, Any]) -> Samples:
+    """Texts of a request, drawn now or kept from before; `facts` tell one state of the model from another."""
     request.check()
     check_steps(model, request)
     settings = vars(model.settings(request))
     tau = request.latent_temperature
     tau = model.config.sample.latent_temperature if tau is None and model.backbone.latent is not None else tau
-    asked = {**settings, "tau": tau, "seed": request.seed, "n": request.n, "device": model.device.type}
+    how = {name: facts[name] for name in ("precision", "device")}
+    asked = {**settings, "tau": tau, "seed": request.seed, "n": request.n, **how}
     file = run / "eval" / FOLDER / f"{_name(asked)}.jsonl"
-    found = _kept(file, {**asked, "weights": weights})
+    asked |= facts
+    found = _kept(file, asked)
     if found is not None:
         return found
     done = model.write(request)
@@ -77,7 +79,7 @@ def draw(model: Model, request: Request, run: Path, weights: Any) -> Samples:
             out.write(json.dumps({"text": text, "tokens": row}, ensure_ascii=False) + "\n")
     os.replace(temporary, file)
     drawn = {"settings": done.settings, "seconds": done.seconds, "hardware": device_name(model.device)}
-    write_json(file.with_suffix(".json"), {"arm": model.config.name, "asked": {**asked, "weights": weights}, **drawn})
+    write_json(file.with_suffix(".json"), {"arm": model.config.name, "asked": asked, **drawn})
     return Samples(done.texts, list(done.tokens), file=file, **drawn)
 
 
@@ -102,6 +104,16 @@ def _kept(file: Path, asked: dict[str, Any]) -> Samples | None:
         return Samples([row["text"] for row in rows], tokens, file=file, kept=True, **drawn)
     except (OSError, DataError, KeyError, TypeError, ValueError):
         return None
+
+
+def corpus_facts(model: Model) -> dict[str, Any] | None:
+    """What tells the model's corpus from others; None where it is not at hand."""
+    try:
+        manifest = TokenRows.open(shard_dir(model.config.data), "train").manifest
+    except RMDMError:
+        return None
+    rows = {name: counts.rows for name, counts in manifest.splits.items()}
+    return {"source": manifest.source, "tokenizer": manifest.tokenizer["fingerprint"], "rows": rows}
 
 
 def held_out(model: Model, n: int, show: Callable[[str], None]) -> tuple[Samples | None, Samples | None]:

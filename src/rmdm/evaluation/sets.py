@@ -32,8 +32,12 @@ DATA_DIR = "RMDM_EVAL_DATA"
 """Environment variable that names the folder of local copies of the named sets."""
 PROBE = "Ab Cd, naïve É 1."
 """What a normaliser that loses case, accents or signs changes."""
+SPACED = "a. (b) c's"
+"""What tokens that hold no white space write with more of it, or with less."""
 ENCODE_CHARS = 1 << 20
 """Characters encoded at once: an encoding with its offsets takes a few hundred bytes a token."""
+SPAN_ROWS = 512
+"""Rows whose tokens are spelled at once: that takes some hundred bytes a token."""
 _HEADING = re.compile(r"\s*= [^=].* =\s*")
 
 
@@ -81,6 +85,10 @@ class ScoredRows:
     is_padded: bool
     lossy: str | None
     """Why bits per byte of this tokenizer cannot be compared with others'; None where they can."""
+    document_N: NDArray[np.int64]
+    """The document that each row's first scored token is of, by number. Rows of one document are much alike."""
+    set_rows: int
+    """Rows of the whole set, of which these are some."""
 
     def __len__(self) -> int:
         return len(self.x_NL)
@@ -92,13 +100,17 @@ class ScoredRows:
 
     def at(self, index: NDArray[np.integer]) -> "ScoredRows":
         """Some of the rows."""
-        names = ("x_NL", "lengths_N", "scored_NL", "bytes_N")
+        names = ("x_NL", "lengths_N", "scored_NL", "bytes_N", "document_N")
         return replace(self, **{name: getattr(self, name)[index] for name in names})
 
     def at_most(self, count: int | None) -> "ScoredRows":
         """At most `count` rows, evenly spread over the set."""
-        n = len(self)
-        return self if count is None or count >= n else self.at(np.arange(count) * n // count)
+        return self if count is None or count >= len(self) else self.at(spread(len(self), count))
+
+
+def spread(total: int, count: int | None) -> NDArray[np.int64]:
+    """At most `count` numbers below `total`, evenly spread."""
+    return np.arange(total) if count is None or count >= total else np.arange(count) * total // count
 
 
 def open_set(
@@ -109,14 +121,15 @@ def open_set(
     folder: Path | None = None,
     column: str | None = None,
     document: Document = "line",
+    rows: int | None = None,
 ) -> ScoredRows:
-    """The set that `ref` names, in rows of the model that was trained with `tokenizer` and `data`."""
+    """The set that `ref` names, in rows of the model that was trained with `tokenizer` and `data`; at most `rows`."""
     if ref == HELD_OUT:
-        return held_out(tokenizer, data)
+        return held_out(tokenizer, data, rows)
     source, is_lines = find_source(ref, folder, column, document)
     texts = _documents(source)
     documents = articles(texts) if is_lines else texts
-    return text_rows(ref, source, documents, tokenizer, data)
+    return text_rows(ref, source, documents, tokenizer, data).at_most(rows)
 
 
 def _documents(source: Source) -> Iterator[str]:
@@ -204,8 +217,12 @@ def text_rows(name: str, source: Source, texts: Iterable[str], tokenizer: Tokeni
     if not pieces:
         raise DataError(f"{source.description} has no text to score; name a set with text")
     is_padded = data.layout == "padded"
-    rows = padded(pieces, data.length, tokenizer.pad_id) if is_padded else packed(pieces, data, tokenizer, name)
-    return ScoredRows(name, source.description, source.fingerprint, *rows, is_padded, losses.reason())
+    laid = padded(pieces, data.length, tokenizer.pad_id) if is_padded else packed(pieces, data, tokenizer, name)
+    x_NL, lengths_N, scored_NL, bytes_N, document_N = laid
+    return ScoredRows(
+        name, source.description, source.fingerprint, x_NL, lengths_N, scored_NL, bytes_N, is_padded, losses.reason(),
+        document_N, len(x_NL),
+    )  # fmt: skip
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -255,19 +272,24 @@ def byte_places(text: str) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(size)])
 
 
-Laid = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]
-"""Rows, lengths, scored positions and bytes."""
+Laid = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]
+"""Rows, lengths, scored positions, bytes and documents."""
 
 
 def padded(pieces: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]], length: int, pad_id: int) -> Laid:
     """One document a row; a longer one goes on in the next."""
-    cut = [(ids[a : a + length], size[a : a + length]) for ids, size in pieces for a in range(0, len(ids), length)]
+    cut = [
+        (number, ids[a : a + length], size[a : a + length])
+        for number, (ids, size) in enumerate(pieces)
+        for a in range(0, len(ids), length)
+    ]
     x_NL = np.full((len(cut), length), pad_id, dtype=np.int32)
-    for row, (ids, _) in zip(x_NL, cut, strict=True):
+    for row, (_, ids, _) in zip(x_NL, cut, strict=True):
         row[: len(ids)] = ids
-    lengths_N = np.array([len(ids) for ids, _ in cut], dtype=np.int64)
-    bytes_N = np.array([int(size.sum()) for _, size in cut], dtype=np.int64)
-    return x_NL, lengths_N, np.ones(x_NL.shape, dtype=bool), bytes_N
+    lengths_N = np.array([len(ids) for _, ids, _ in cut], dtype=np.int64)
+    bytes_N = np.array([int(size.sum()) for *_, size in cut], dtype=np.int64)
+    document_N = np.array([number for number, *_ in cut], dtype=np.int64)
+    return x_NL, lengths_N, np.ones(x_NL.shape, dtype=bool), bytes_N, document_N
 
 
 def packed(
@@ -280,7 +302,9 @@ def packed(
     at_NU = starts_N[:, None] + np.arange(unit)
     is_fresh = np.arange(unit) >= unit - fresh_N[:, None]
     bytes_N = np.where(is_fresh, size_T[at_NU], 0).sum(axis=1)
-    return *wrapped(ids_T[at_NU], is_fresh, data.wrap, tokenizer.separator_id), bytes_N
+    stops = np.cumsum([len(ids) for ids, _ in pieces])
+    document_N = np.searchsorted(stops, starts_N + unit - fresh_N, side="right")
+    return *wrapped(ids_T[at_NU], is_fresh, data.wrap, tokenizer.separator_id), bytes_N, document_N
 
 
 def row_starts(tokens: int, unit: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -315,6 +339,8 @@ class Losses:
         unknown = getattr(tokenizer.backend.model, "unk_token", None)
         self.unknown_id = None if unknown is None else tokenizer.backend.token_to_id(unknown)
         self.tokens = self.unknown = self.looked = self.changed = self.cased = 0
+        self.spaced = False
+        """Whether the tokens of rows whose text is not at hand leave its white space open."""
 
     def add(self, text: str, ids_T: NDArray[np.integer]) -> None:
         """Look at a text and its ids."""
@@ -322,10 +348,15 @@ class Losses:
         self._compare(text, self.tokenizer.decode(ids_T))
 
     def add_rows(self, x_NL: NDArray[np.integer], is_text: NDArray[np.bool_]) -> None:
-        """Look at rows whose text is not at hand: what can be told are unknown tokens and the normaliser."""
+        """Look at rows whose text is not at hand: what can be told are unknown tokens, the normaliser and white space.
+
+        Bytes are counted of what the tokens write then, which has other white space where they hold none themselves.
+        """
         self._count(x_NL[is_text])
         normalizer = self.tokenizer.backend.normalizer
         self._compare(PROBE, PROBE if normalizer is None else normalizer.normalize_str(PROBE))
+        written = self.tokenizer.decode(self.tokenizer.backend.encode(SPACED, add_special_tokens=False).ids)
+        self.spaced = "".join(written.split()) == "".join(SPACED.split()) and written.strip() != SPACED
 
     def _count(self, ids_T: NDArray[np.integer]) -> None:
         self.tokens += len(ids_T)
@@ -342,13 +373,16 @@ class Losses:
         if self.unknown:
             return f"{100 * self.unknown / self.tokens:.2g}% of the tokens are unknown words"
         if not self.changed:
-            return None
+            return "the tokens do not hold the text's white space, and the text is not at hand" if self.spaced else None
         what = "letter case is lost" if self.cased == self.changed else "the tokenizer changes the text"
         return what if self.looked == 1 else f"{what} in {self.changed:,} of {self.looked:,} documents"
 
 
-def held_out(tokenizer: Tokenizer, data: DataConfig) -> ScoredRows:
-    """The held-out rows of the corpus a model was trained on, and what is left of it after the last whole row."""
+def held_out(tokenizer: Tokenizer, data: DataConfig, count: int | None = None) -> ScoredRows:
+    """The held-out rows of the corpus a model was trained on, and what is left of it after the last whole row.
+
+    At most `count` of them, evenly spread; the others are not read.
+    """
     try:
         folder = shard_dir(data)
         rows = TokenRows.open(folder, HELD_OUT)
@@ -356,10 +390,14 @@ def held_out(tokenizer: Tokenizer, data: DataConfig) -> ScoredRows:
         raise DataError(f"the run's held-out rows are not at hand ({error}); name a set with --data") from None
     if rows.manifest.tokenizer["fingerprint"] != tokenizer.fingerprint:
         raise DataError(f"{folder} was made with another tokenizer than the model; name a set with --data")
-    x_NL = rows.take(np.arange(len(rows))).astype(np.int32)
-    lengths_N, is_padded = rows.lengths(np.arange(len(rows))), rows.manifest.layout == "padded"
+    rest = rows.counts.dropped
+    total = len(rows) + (rest > 0)
+    chosen = spread(total, count)
+    whole = chosen[chosen < len(rows)]
+    x_NL = rows.take(whole).astype(np.int32)
+    lengths_N, is_padded = rows.lengths(whole), rows.manifest.layout == "padded"
     scored_NL = np.ones(x_NL.shape, dtype=bool)
-    if rest := rows.counts.dropped:
+    if len(whole) < len(chosen):
         unit = rows.manifest.unit
         last = wrapped(
             last_tokens(rows, unit)[None], np.arange(unit)[None] >= unit - rest, rows.manifest.wrap, rows.separator_id
@@ -372,8 +410,9 @@ def held_out(tokenizer: Tokenizer, data: DataConfig) -> ScoredRows:
     fingerprint = str(rows.manifest.source["valid"] or rows.manifest.source["train"])
     description = f"held out of {rows.manifest.description}"
     return ScoredRows(
-        HELD_OUT, description, fingerprint, x_NL, lengths_N, scored_NL, bytes_N, is_padded, losses.reason()
-    )
+        HELD_OUT, description, fingerprint, x_NL, lengths_N, scored_NL, bytes_N, is_padded, losses.reason(),
+        rows.documents(chosen), total,
+    )  # fmt: skip
 
 
 def last_tokens(rows: TokenRows, count: int) -> NDArray[np.int32]:
@@ -395,10 +434,11 @@ def token_bytes(
     tokenizer: Tokenizer, x_NL: NDArray[np.int32], lengths_N: NDArray[np.int64], scored_NL: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """Bytes of the text that each row's scored tokens write, without the line breaks between documents."""
-    texts, edges = tokenizer.spans(x_NL.astype(np.int64), lengths_N)
     sizes = np.zeros(len(x_NL), dtype=np.int64)
-    for row, text in enumerate(texts):
-        place = byte_places(text)
-        size_L = np.diff(place[edges[row]])
-        sizes[row] = size_L[scored_NL[row] & (x_NL[row] != tokenizer.separator_id)].sum()
+    for first in range(0, len(x_NL), SPAN_ROWS):
+        some = slice(first, first + SPAN_ROWS)
+        texts, edges = tokenizer.spans(x_NL[some].astype(np.int64), lengths_N[some])
+        for row, text in enumerate(texts, first):
+            size_L = np.diff(byte_places(text)[edges[row - first]])
+            sizes[row] = size_L[scored_NL[row] & (x_NL[row] != tokenizer.separator_id)].sum()
     return sizes

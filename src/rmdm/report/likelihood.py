@@ -115,7 +115,7 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     where = {None: "", "counted": ", PAD counted", "not counted": ", PAD not counted"}[pad]
     notes = [
         f"{spoken(first, 'source')}; {plural(spoken(first, 'rows'), 'row')}, {plural(spoken(first, 'draws'), 'draw')} "
-        f"a row, 95% over rows; {spoken(first, 'precision')}, {spoken(first, 'device')}, {spoken(first, 'date')}.",
+        f"a row, 95% over {independent(first)}; {circumstances(first)}.",
         "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the least of three valid bounds on its own "
         f"law: KL at τ = 1, latent drawn at τ = 1, best of q_a (a chosen on other rows).{''.join(named)}",
     ]
@@ -199,11 +199,21 @@ def zero_shot_tables(arms: Sequence[Arm]) -> list[Part]:
                 line.append(_ppl(conditional))
         rows.append(line)
     every = [row for arm in arms for row in arm.rows["ppl"] if row["set"] != HELD_OUT]
-    notes = [f"95% over rows; {spoken(every, 'precision')}, {spoken(every, 'device')}, {spoken(every, 'date')}."]
+    notes = [f"95% over {independent(every)}; {circumstances(every)}."]
     if any(arm.config.process == "rmdm" for arm in arms):
         notes.append("Of an RMDM, the least of the valid bounds that were named above.")
     title = "Zero-shot perplexity (the paper's Table 3)"
     return [Table(title, columns, rows, [*notes, *best_note(rows)]), bytes_table(arms)]
+
+
+def circumstances(rows: Sequence[Row]) -> str:
+    """In what precision, where and when figures were taken."""
+    return ", ".join(spoken(rows, key) for key in ("precision", "device", "date"))
+
+
+def independent(rows: Sequence[Row]) -> str:
+    """What an interval takes for independent: documents, or, in figures measured before that was so, rows."""
+    return "documents" if all(row.get("documents") is not None for row in rows) else "rows"
 
 
 def bytes_table(arms: Sequence[Arm]) -> Table:
@@ -223,7 +233,10 @@ def bytes_table(arms: Sequence[Arm]) -> Table:
                 *mark_best([_bits(row) for row in found], spreads),
             ]
         )
-    notes = ["Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over rows.", *best_note(rows)]
+    notes = [
+        f"Bits of all counted tokens over the UTF-8 bytes of the scored text, 95% over {independent(shown)}.",
+        *best_note(rows),
+    ]
     notes += lossy_notes(shown)
     if len({arm.config.data.name for arm in arms}) > 1:
         notes.append(
@@ -295,8 +308,7 @@ def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
             ])  # fmt: skip
             if row.get("note") and row["note"] not in notes:
                 notes.append(row["note"])
-    head = (
-        "nats ± 95% over rows; ± draws: standard error of the draws of masks and latents alone." if with_tokens else ""
-    )
-    notes = [head, *notes, *lossy_notes(row for arm in arms for row in arm.rows["ppl"])]
+    every = [row for arm in arms for row in arm.rows["ppl"]]
+    over = f"nats ± 95% over {independent(every)}; ± draws: standard error of the draws of masks and latents alone."
+    notes = [over if with_tokens else "", *notes, *lossy_notes(every)]
     return Table("All figures of likelihood", columns, rows, [note for note in notes if note], is_folded=True, labels=5)

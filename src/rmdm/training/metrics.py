@@ -41,8 +41,7 @@ class MetricsLog:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise ConfigError(
-                    f"{section}train.tensorboard=true needs TensorBoard; install it with: "
-                    "pip install tensorboard"
+                    f"{section}train.tensorboard=true needs TensorBoard; install it with: pip install tensorboard"
                 ) from None
             self.writer = SummaryWriter(str(path.parent / "tensorboard"), purge_step=resume_step)
         self.file = path.open("a", encoding="utf-8")

@@ -199,6 +199,13 @@ def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
         read(source_of(tmp_path / "t.parquet", column="words"))
     with pytest.raises(DataError, match=r"column 'text' holds int64, not text"):
         read(source_of(tmp_path / "t.parquet"))
+    places = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 4)))
+    broken = pa.Array.from_buffers(pa.utf8(), 1, [None, places, pa.py_buffer(b"ok\xff\xfe")])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "t.parquet")
+    with pytest.raises(
+        DataError, match=r"t\.parquet: column 'text' holds text that is not UTF-8 \(.*\); write it anew"
+    ):
+        read(source_of(tmp_path / "t.parquet"))
 
 
 def test_paths_that_name_no_corpus(tmp_path: Path) -> None:

@@ -24,7 +24,19 @@ def rows_of(x_NL, scored=None, lengths=None) -> ScoredRows:
     x_NL = np.asarray(x_NL, dtype=np.int32)
     scored_NL = np.ones(x_NL.shape, dtype=bool) if scored is None else np.asarray(scored)
     lengths_N = np.full(len(x_NL), x_NL.shape[1]) if lengths is None else np.asarray(lengths)
-    return ScoredRows("toy", "toy", "", x_NL, lengths_N, scored_NL, np.full(len(x_NL), 9), lengths is not None, None)
+    return ScoredRows(
+        "toy",
+        "toy",
+        "",
+        x_NL,
+        lengths_N,
+        scored_NL,
+        np.full(len(x_NL), 9),
+        lengths is not None,
+        None,
+        np.arange(len(x_NL)),
+        len(x_NL),
+    )
 
 
 def random_rows(n: int, length: int = L, seed: int = 0) -> np.ndarray:
@@ -51,6 +63,19 @@ def test_the_error_covers_the_spread_between_samples_of_rows():
         found.append(Figure.of(nats_N[None], tokens_N))
     spread = np.std([each.nats for each in found])
     assert np.mean([each.error for each in found]) == pytest.approx(spread, rel=0.1)
+
+
+def test_rows_of_one_document_are_no_independent_evidence():
+    random = np.random.default_rng(0)
+    document_N, found = np.repeat(np.arange(20), 10), []
+    for _ in range(400):
+        tokens_N = random.integers(1, 9, 200)
+        nats_N = (2 + random.standard_normal(20)[document_N]) * tokens_N
+        found.append((Figure.of(nats_N[None], tokens_N, document_N), Figure.of(nats_N[None], tokens_N)))
+    spread = np.std([by_document.nats for by_document, _ in found])
+    assert np.mean([by_document.error for by_document, _ in found]) == pytest.approx(spread, rel=0.1)
+    assert np.mean([by_row.error for _, by_row in found]) < 0.5 * spread
+    assert Figure.of(nats_N[None, :10], tokens_N[:10], document_N[:10]).error is None
 
 
 def test_masks_are_k_of_the_scored_positions_with_weight_n_over_k():

@@ -112,6 +112,18 @@ def test_the_same_is_not_measured_again_and_texts_are_not_drawn_again_for_anothe
     assert len(files[0].with_suffix(".jsonl").read_text().splitlines()) == 24
 
 
+def test_another_precision_is_another_measurement(runs, trained_evaluator, monkeypatch):
+    first, _ = measured([runs["mdlm"]], SMALL, trained_evaluator)
+    monkeypatch.setenv("RMDM_PRECISION", "bf16")
+    second, said = measured([runs["mdlm"]], SMALL, trained_evaluator)
+    assert not any("drawn before" in line for line in said)
+    assert [rows[1]["precision"].split()[0] for rows in (first, second)] == ["fp32", "bf16"]
+    monkeypatch.setenv("RMDM_PRECISION", "fp32")
+    again, said = measured([runs["mdlm"]], SMALL, trained_evaluator)
+    assert [row["gen_ppl"] for row in again] == [row["gen_ppl"] for row in first]
+    assert sum("drawn before" in line for line in said) == 2, "texts of both precisions are kept"
+
+
 def test_an_autoregressive_model_has_one_row(runs, trained_evaluator):
     rows, _ = measured([runs["ar"]], SMALL, trained_evaluator)
     assert [(row["row"], row.get("steps")) for row in rows] == [("held-out", None), ("model", 96)]
@@ -145,6 +157,10 @@ def test_a_model_without_its_corpus_is_scored_as_far_as_possible(tmp_path, shard
     assert rows[0]["mauve"] is rows[0]["copied"] is None
     assert any("no held-out text" in line for line in said)
     assert any("no training rows" in line for line in said)
+    (tmp_path / "gone").symlink_to(shards)
+    rows, _ = measured([run], SMALL, trained_evaluator)
+    assert [row["row"] for row in rows] == ["held-out", "model", "model"]
+    assert rows[1]["copied"] is not None
 
 
 def test_temperatures_give_genppl_at_equal_entropy(runs, trained_evaluator):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from rmdm.config import DataConfig, TokenizerConfig
 from rmdm.data.prepare import prepare
@@ -193,6 +193,38 @@ def test_nothing_of_a_packed_held_out_split_is_left_out(tmp_path, wrap):
     assert rows.x_NL[scored].tolist() == stream.tolist()
     assert rows.bytes_N.sum() == sum(map(len, texts[-15:]))
     assert rows.lossy is None
+    ends = np.cumsum([len(prepared.tokenizer.encode(text)) + 1 for text in texts[-15:]])
+    starts = np.arange(len(rows)) * (14 if wrap else 16)
+    assert rows.document_N.tolist() == np.searchsorted(ends, starts, side="right").tolist()
+    file = tmp_path / "held-out.txt"
+    file.write_text("\n".join(texts[-15:]))
+    same = open_set(str(file), prepared.tokenizer, data)
+    assert same.document_N.tolist() == rows.document_N.tolist()
+    for count in (1, 4, len(rows)):
+        few, those = held_out(prepared.tokenizer, data, count), rows.at_most(count)
+        assert few.set_rows == len(rows)
+        for name in ("x_NL", "lengths_N", "scored_NL", "bytes_N", "document_N"):
+            assert getattr(few, name).tolist() == getattr(those, name).tolist(), name
+
+
+def test_held_out_bytes_of_tokens_without_white_space_are_marked(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(f"the dog's bone (no. {i}) is here, isn't it?" for i in range(40)))
+    vocabulary = {
+        word: i for i, word in enumerate(["[PAD]", "[UNK]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789"])
+    }
+    vocabulary |= {f"##{sign}": len(vocabulary) + i for i, sign in enumerate("abcdefghijklmnopqrstuvwxyz0123456789")}
+    vocabulary |= {sign: len(vocabulary) + i for i, sign in enumerate("().,'?")}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    data = DataConfig(
+        path=str(corpus), holdout=10, layout="packed", length=16, dir=str(tmp_path / "shards"),
+        tokenizer=TokenizerConfig(kind="pretrained", name=str(tmp_path / "tokenizer.json"), separator="[SEP]"),
+    )  # fmt: skip
+    prepared = prepare(data, progress=False)
+    assert "white space" in held_out(prepared.tokenizer, data).lossy
+    assert open_set(str(corpus), prepared.tokenizer, data).lossy is None
 
 
 def test_held_out_stories_are_lossless_and_counted_without_pad(shards):

@@ -26,7 +26,7 @@ from rmdm.data.shards import write_json
 from rmdm.errors import DataError
 from rmdm.evaluation.judge.panel import Panel, Show, Tally, Verdict
 from rmdm.evaluation.judge.scores import CRITERIA, agreement, mean_and_half_width
-from rmdm.evaluation.record import Rows, recorded
+from rmdm.evaluation.record import Rows, model_identity, put_away, read_record, recorded
 
 TEXTS = 256
 """Texts a row, as in the paper."""
@@ -116,11 +116,12 @@ def draw_texts(
     device: str = "auto",
 ) -> Source:
     """Texts of a model at its own settings, drawn once and kept in the run."""
-    from rmdm.hub import find_model
+    from rmdm.hub import find_device, find_model
     from rmdm.training.checkpoint import file_signature
 
-    weights = file_signature(find_model(run) / "model.safetensors")
-    asked = {"weights": weights, "n": n, "steps": list(steps), "seed": seed}
+    folder = find_model(run)
+    own = {**model_identity(folder, find_device(device)), "settings": file_signature(folder / "model.json")}
+    asked = {**own, "n": n, "steps": list(steps), "seed": seed}
 
     def draw() -> Rows:
         panel.keys()  # a missing key is better known before the texts are written than after
@@ -162,6 +163,10 @@ def judge_sources(sources: Sequence[Source], panel: Panel, show: Show) -> Judgem
         both = agreement_rows(source.sets[0].arm, source.texts, verdicts)
         if source.record is not None and any(row["n"] > row["failed"] for row in scores):
             source.record.parent.mkdir(parents=True, exist_ok=True)
+            if source.record.exists() and read_record(source.record, source.asked or {}) is None:
+                show(
+                    f"judge: figures of other settings were in {source.record}; they are now {put_away(source.record)}"
+                )
             write_json(source.record, {"asked": source.asked, "rows": scores + both})
         rows += scores
         agreed += both
