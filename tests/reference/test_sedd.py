@@ -17,7 +17,7 @@ from rmdm.backbone.time import Time
 from rmdm.config import ModelConfig
 from rmdm.processes import SEDD, Draw, Objective
 from rmdm.samplers import sedd as samplers
-from rmdm.samplers.denoiser import Denoiser
+from rmdm.samplers.denoiser import Barred, Denoiser
 from rmdm.samplers.noise import row_keys
 from rmdm.samplers.sedd import sample_sedd, unmask_probability
 from rmdm.samplers.settings import SampleSettings
@@ -131,13 +131,17 @@ def test_analytic_and_euler_steps_are_the_samplers_map(k, steps):
     assert (p_N < 1).all()
 
 
-def law(model: DiT, steps: int, start: list[int], *, temperature: float = 1.0) -> torch.Tensor:
+def law(
+    model: DiT, steps: int, start: list[int], *, temperature: float = 1.0, barred: Barred | None = None
+) -> torch.Tensor:
     """Probabilities of the clean `STATES` after the reverse chain from `start`, step by step with analytic kernels."""
     p_S = (torch.tensor(start) == STATES).all(dim=1).double()
     for k in range(steps, 0, -1):
         t, s = min(k / steps, 1 - 1e-9), (k - 1) / steps
         f_SLV = masses(model, STATES, torch.full((len(STATES),), k / steps))
         shape_SLV = f_SLV ** (1 / temperature)
+        if barred is not None:
+            shape_SLV = shape_SLV * ~(barred.places_L[:, None] & barred.tokens_V)
         f_SLV = f_SLV.sum(-1, keepdim=True) * shape_SLV / shape_SLV.sum(-1, keepdim=True)
         kernel = analytic_kernel(f_SLV, t, s).clamp(min=0)
         kernel[..., MASK] *= k > 1
@@ -148,10 +152,15 @@ def law(model: DiT, steps: int, start: list[int], *, temperature: float = 1.0) -
     return p_S
 
 
-def draws(model: DiT, steps: int, seed: int, start: list[int], **settings: float) -> torch.Tensor:
+def draws(
+    model: DiT, steps: int, seed: int, start: list[int], *, barred: Barred | None = None, **settings: float
+) -> torch.Tensor:
     x_BL = torch.tensor(start).repeat(DRAWS, 1)
     return sample_sedd(
-        Denoiser(model), x_BL, row_keys(seed, range(DRAWS)), SampleSettings("analytic", steps, **settings)
+        Denoiser(model, barred=barred),
+        x_BL,
+        row_keys(seed, range(DRAWS)),
+        SampleSettings("analytic", steps, **settings),
     )
 
 
@@ -174,6 +183,17 @@ def test_temperature_shapes_the_tokens_and_not_the_times():
     rows = draws(model, 3, 0, start, temperature=0.6)
     assert p_value(rows, law(model, 3, start, temperature=0.6)) > 1e-3
     assert p_value(rows, law(model, 3, start)) < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("steps", "start"), [(4, [MASK] * 3), (3, [MASK, 1, MASK])])
+def test_barred_tokens_leave_the_times_alone(steps, start, seed):
+    model = tiny_sedd()
+    barred = Barred(torch.tensor([True, True, False]), torch.tensor([False, True, False]))
+    rows = draws(model, steps, seed, start, barred=barred)
+    assert (rows[:, start.index(MASK)] != 1).all()
+    assert (rows[:, 2] == 1).any()
+    assert p_value(rows, law(model, steps, start, barred=barred)) > 1e-3
 
 
 @pytest.mark.parametrize("fault", ["mass forgotten", "late"])

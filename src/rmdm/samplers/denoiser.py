@@ -210,9 +210,24 @@ class Hidden:
         null_MD = self.null_ND[index_M] if self.null_ND is not None else None
         return replace(self, place_N=self.place_N[index_M], h_ND=self.h_ND[index_M], null_ND=null_MD)
 
-    @torch.no_grad()
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Logits, a slice of the places at a time; raises `DataError` where a denoiser's first are no numbers."""
+        """Logits, -inf for barred tokens, a slice of the places at a time.
+
+        Raises `DataError` where a denoiser's first are no numbers.
+        """
+        for part, logits in self.free_chunks():
+            yield part, self.allowed(part, logits)
+
+    def allowed(self, part: slice, logits_NV: Tensor) -> Tensor:
+        """Logits of a slice of the places with -inf for the tokens that are barred there."""
+        if self.barred is None:
+            return logits_NV
+        barred_NV = self.barred.places_L[self.place_N[part], None] & self.barred.tokens_V
+        return logits_NV.masked_fill(barred_NV, -torch.inf)
+
+    @torch.no_grad()
+    def free_chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """What `chunks` gives, as if no token were barred."""
         if self.is_new:
             check_finite(self.h_ND)
         N, most = len(self.h_ND), CHUNK_ELEMENTS.get(self.h_ND.device.type, 2**22)
@@ -226,9 +241,6 @@ class Hidden:
             if self.null_ND is not None:
                 null = self._head(self.null_ND[part], head_PD, min(size, FIXED_PLACES)).float()
                 logits = null + self.guidance * (logits.float() - null)
-            if self.barred is not None:
-                barred_NV = self.barred.places_L[self.place_N[part], None] & self.barred.tokens_V
-                logits = logits.masked_fill(barred_NV, -torch.inf)
             yield part, logits
 
     def _head(self, h_ND: Tensor, head_PD: Tensor | None, size: int) -> Tensor:

@@ -15,7 +15,8 @@ With exp(-sigma_bar(t)) = 1 - t the scores of a masked position are s_y = r_t f_
 Z = sum_y f_y is learnt. Where (t - s) Z exceeds t, P([MASK]) is 0 and the rest is scaled to 1. The last step leaves no
 mask: its tokens are drawn from f / Z. Time runs over k / K, k = K..1, so (t - s) / t = 1 / k.
 
-Temperature and top-p change the shape f / Z, which token a position gets, and leave Z, when it gets one, alone.
+Temperature, top-p and barred tokens change the shape f / Z, which token a position gets, and leave Z, when it gets one,
+alone.
 """
 
 import math
@@ -66,8 +67,9 @@ def sedd_steps(
             token_N = torch.empty_like(place_N)
             hidden = yield Ask(x_BL[rows_R], rows_R, local_N, place_N, count_R.cpu().numpy(), t_R)
             assert hidden is not None
-            for part, logits in hidden.chunks():
-                token_N[part] = reverse_step(logits, u_N[part], K - step, mask_id, settings)
+            for part, free in hidden.free_chunks():
+                logits = hidden.allowed(part, free)
+                token_N[part] = reverse_step(logits, u_N[part], K - step, mask_id, settings, free)
                 if sure_BL is not None:
                     sure_BL[row_N[part], place_N[part]] = _share(logits, token_N[part], mask_id)
             x_BL[row_N, place_N] = token_N
@@ -78,12 +80,15 @@ def sedd_steps(
     return x_BL
 
 
-def reverse_step(logits_NV: Tensor, u_N: Tensor, k: int, mask_id: int, settings: SampleSettings) -> Tensor:
+def reverse_step(
+    logits_NV: Tensor, u_N: Tensor, k: int, mask_id: int, settings: SampleSettings, free_NV: Tensor | None = None
+) -> Tensor:
     """From t = k / K to s = (k - 1) / K: a token with probability Z / k, at most 1, or [MASK] again.
 
-    u_n < p says that a token is due; given that, u_n / p is uniform once more and chooses it.
+    u_n < p says that a token is due; given that, u_n / p is uniform once more and chooses it. Where some tokens are
+    barred, their logits -inf, `free_NV` has them too: Z is of all tokens.
     """
-    p_N = unmask_probability(logits_NV, k)
+    p_N = unmask_probability(logits_NV if free_NV is None else free_NV, k)
     due_N = u_N < p_N
     share_N = torch.where(due_N, u_N / p_N, 0.0)
     # A GPU draws for all: to learn which are due the host would have to wait for it.
