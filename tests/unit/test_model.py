@@ -142,6 +142,10 @@ def test_numpys_numbers_are_numbers(zoo):
     model = zoo["mdlm"]
     there = model.generate(np.int64(2), np.int32(3), np.int64(4), temperature=np.float32(1.0))
     assert there.texts == model.generate(2, 3, 4).texts
+    ends = [(SeedLatent(kind(3)), SeedLatent(kind(4))) for kind in (np.int64, int)]
+    theirs, ours = (zoo["rmdm"].generate(2, 3, between=pair) for pair in ends)
+    assert theirs.texts == ours.texts
+    assert torch.equal(theirs.latents, ours.latents)
 
 
 @pytest.mark.parametrize(

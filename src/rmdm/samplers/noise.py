@@ -1,5 +1,6 @@
 """Noise that belongs to a row of a request: neither the batch around the row nor its place there changes it."""
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +15,8 @@ ROW_STREAM, UNMASK_STREAM, TOKEN_STREAM = 100, 101, 102
 def row_keys(seed: int | Sequence[int], index: Sequence[int]) -> NDArray[np.int64]:
     """One 64-bit key a row, (B,), from the seed of its request and its number in that request."""
     index_B = np.asarray(index, dtype=np.int64)
-    if isinstance(seed, int):
-        return hash64(seed, 0, ROW_STREAM, index_B).view(np.int64)
+    if isinstance(seed, int | np.integer):  # numpy's whole numbers too
+        return hash64(operator.index(seed), 0, ROW_STREAM, index_B).view(np.int64)
     keys_B = np.zeros(len(index_B), dtype=np.int64)
     seeds = np.array([int(s) for s in seed], dtype=object)
     if len(seeds) != len(index_B):

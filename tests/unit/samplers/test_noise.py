@@ -13,6 +13,11 @@ def test_a_key_belongs_to_the_seed_and_the_number_of_the_row():
     assert not set(keys.tolist()) & set(row_keys(8, range(100)).tolist())
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_a_seed_may_be_one_of_numpys_whole_numbers(kind):
+    assert row_keys(kind(7), range(3)).tolist() == row_keys(7, range(3)).tolist()
+
+
 def test_rows_of_several_requests_keep_their_keys_in_one_batch():
     seeds, index = [5, 2**70, 5, 0], [0, 0, 1, 3]
     assert row_keys(seeds, index).tolist() == [int(row_keys(s, [i])[0]) for s, i in zip(seeds, index, strict=True)]
