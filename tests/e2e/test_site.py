@@ -104,6 +104,20 @@ def test_the_paper_map_leads_to_things_that_exist():
             owner = found
 
 
+SECTIONS = {"2.1", "2.2", "3.1", "3.2", "3.3", "3.4", "4.1", "4.2", "4.3"}
+"""Parts of the paper's sections. Its numbered equations are the bound, MeanFlow, and the bound given z_0."""
+
+
+def test_the_parts_of_the_paper_that_are_cited_are_there_and_each_equation_is():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "rmdm").rglob("*.py")]
+    brackets = [bracket for source in sources for bracket in re.findall(r"\[Paper [^\]]*\]", source)]
+    paper_map = documented.read("docs/paper-map.md")
+    assert len(brackets) >= 8
+    for cited in (" ".join(brackets), paper_map):
+        assert set(re.findall(r"§(\d\.\d)", cited)) <= SECTIONS
+        assert set(re.findall(r"Equation (\d)", cited)) == {"1", "2", "3"}
+
+
 def find(name: str, near: Any) -> Any:
     """A module, function, setting or file of the package by the name that the paper map gives it."""
     if "*" in name:

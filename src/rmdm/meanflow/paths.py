@@ -29,7 +29,7 @@ class Path(Protocol):
 
 
 class Linear:
-    """z_t = (1 - t) z_0 + t z_1, v = z_1 - z_0 [Paper §2.3]."""
+    """z_t = (1 - t) z_0 + t z_1, v = z_1 - z_0 [Paper §2.1; z_0 and z_1 as in §3.2]."""
 
     def at(self, z0: Tensor, z1: Tensor, t: Tensor) -> Point:
         """See `Path`."""

@@ -1,4 +1,4 @@
-"""Masked diffusion given a latent [Paper §3.2, Algorithm 1, second half].
+"""Masked diffusion given a latent [Paper §3.2, Equation 3, Algorithm 1, second half].
 
     L = int_0^1 1/t E_q [ sum_{i in I_t} -log p(x_0^i | x_t, z~) ] dt
 
