@@ -1,10 +1,11 @@
 """How time and memory grow with batch, length, steps, vocabulary and ranks.
 
-    python benchmarks/growth.py measure growth.json [--axes sample-batch,train-length] [--small]
+    python benchmarks/growth.py measure growth.json [--axes sample-batch,train-length] [--size wiki-small] [--small]
     python benchmarks/growth.py plot growth.json docs/img
 
-`measure` adds a row for every point to the file, and leaves out those it has. Models have random weights; 12 x 768 at
-L = 1024 with 50,258 tokens where an axis does not say otherwise, RMDM with four groups where the length changes.
+`measure` adds a row for every point to the file, and leaves out those it has. Models have random weights and the size
+of `--size`, a size of `rmdm bench`, where an axis does not say otherwise: 12 x 768 at L = 1024 with 50,258 tokens, or
+6 x 384 at L = 128 with 8,192 for a CPU. RMDM has four groups where the length changes.
 Training is that of MDLM; `ranks` is `rmdm run` under torchrun on the CPU, one thread a rank.
 """
 
@@ -43,8 +44,10 @@ AXES = {
     "ranks": ("ranks", [1, 2]),
 }
 SMALL = {"batch": [1, 2], "length": [8, 16], "steps": [1, 4], "vocab": [50, 100], "ranks": [1, 2]}
-TRAINED_TOKENS = 65_536
+TRAINED_TOKENS = {"cuda": 65_536, "cpu": 16_384}
 """Tokens of a training step while its length grows."""
+TIMED = {"cuda": (10, 5), "cpu": (3, 1)}
+"""Training steps that count, and those before them."""
 TITLES = {
     "batch": "texts or rows at a time", "length": "tokens of a text", "steps": "denoising steps",
     "vocab": "tokens of the vocabulary", "ranks": "ranks",
@@ -64,7 +67,7 @@ def points(axes: list[str], *, small: bool) -> Iterator[tuple[str, str, int, str
 
 def measure(axis: str, what: str, value: int, process: str, device: torch.device, args: argparse.Namespace) -> Row:
     """Seconds of a request or a training step, and the most memory held."""
-    size = find_size("tiny" if args.small else "owt")
+    size = find_size("tiny" if args.small else args.size)
     if what == "ranks":
         return {"seconds": seconds_of_ranks(value, small=args.small), "peak_bytes": None}
     if what in ("length", "vocab"):
@@ -72,8 +75,8 @@ def measure(axis: str, what: str, value: int, process: str, device: torch.device
         size = replace(size, groups=4) if what == "length" else size
     batch = value if what == "batch" else 8
     if axis.startswith("train"):
-        batch = max(1, TRAINED_TOKENS // value) if what == "length" and not args.small else batch
-        batch = size.batch if what == "vocab" else batch
+        batch = max(1, TRAINED_TOKENS[device.type] // value) if what == "length" and not args.small else batch
+        batch = min(size.batch, TRAINED_TOKENS[device.type] // size.length) if what == "vocab" else batch
         return timed_training(size, process, device, batch)
     model = model_of(size, process, device)
     steps = value if what == "steps" else min(STEPS, size.length)
@@ -89,7 +92,7 @@ def model_of(size: Size, process: str, device: torch.device) -> Model:
 
 def timed_training(size: Size, process: str, device: torch.device, batch: int) -> Row:
     """One training step."""
-    row = time_product(size, process, device, batch, 10, 5, None)
+    row = time_product(size, process, device, batch, *TIMED[device.type], None)
     return {"seconds": row["seconds_per_step"], "peak_bytes": row["peak_bytes"], "tokens": batch * size.length}
 
 
@@ -126,7 +129,7 @@ def measure_all(args: argparse.Namespace) -> None:
         raise SystemExit(f"--axes {unknown[0]} is unknown; use some of {','.join(AXES)}")
     for axis, what, value, process in points(axes, small=args.small):
         on = "cpu" if what == "ranks" else device_name(device)
-        key = {"axis": axis, "what": what, "value": value, "process": process, "device": on}
+        key = {"axis": axis, "what": what, "value": value, "process": process, "device": on, "size": args.size}
         if any(key.items() <= row.items() for row in rows):
             continue
         try:
@@ -173,7 +176,7 @@ def plot_all(args: argparse.Namespace) -> None:
             pane.minorticks_off()
             pane.grid(visible=True, alpha=0.3)
             pane.legend()
-        figure.suptitle(f"{axis.replace('-', ', ')}: {own[0]['device']}", fontsize=10)
+        figure.suptitle(f"{axis.replace('-', ', ')}: {own[0]['size']}, {own[0]['device']}", fontsize=10)
         figure.tight_layout()
         target = Path(args.folder) / f"growth-{axis}.svg"
         figure.savefig(target)
@@ -188,6 +191,7 @@ def main() -> None:
     one = verbs.add_parser("measure")
     one.add_argument("file")
     one.add_argument("--axes", help=f"comma-separated, of {', '.join(AXES)} (default all)")
+    one.add_argument("--size", default="owt", help="a size of rmdm bench (default owt)")
     one.add_argument("--small", action="store_true", help="a tiny model, to see that it works")
     one.add_argument("--device", default="auto")
     one.set_defaults(run=measure_all)
