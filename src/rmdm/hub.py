@@ -1,7 +1,6 @@
 """Models on disk: a folder of safetensors, JSON and a tokenizer. Loading one executes nothing from it."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rmdm.config import ADAPTER, Config
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import CheckpointError, ConfigError
 from rmdm.int8 import from_int8
+from rmdm.links import link_or_copy
 from rmdm.model import Model
 from rmdm.presets import decode
 from rmdm.processes import PROCESSES
@@ -60,18 +60,30 @@ def save_model(folder: Path, weights: dict[str, Tensor], config: Config, tokeniz
     tokenizer.save(folder / "tokenizer")
 
 
+def save_model_again(folder: Path, source: Path, config: Config) -> None:
+    """Write the release in `source` with another config; weights and tokenizer are linked."""
+    folder.mkdir(parents=True)
+    link_or_copy(source / "model.safetensors", folder / "model.safetensors")
+    meta = json.loads((source / "model.json").read_text(encoding="utf-8"))
+    meta["config"] = ADAPTER.dump_python(config, mode="json")
+    (folder / "model.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
+    shutil.copytree(source / "tokenizer", folder / "tokenizer", copy_function=link_or_copy)
+
+
+def stage_one_files(flow: Path, cache: Path) -> dict[str, Path]:
+    """What of stage I lies beside a release's weights, by its name there."""
+    return {
+        "flow/flow.safetensors": flow / "flow.safetensors",
+        "flow/flow.json": flow / "flow.json",
+        "whitening.safetensors": cache / "whitening.safetensors",
+    }
+
+
 def save_stage_one(folder: Path, flow: Path, cache: Path) -> None:
     """Put the flow and the whitening beside a release's weights; linked, since every checkpoint holds the same."""
     (folder / "flow").mkdir()
-    for source, name in (
-        (flow / "flow.safetensors", "flow/flow.safetensors"),
-        (flow / "flow.json", "flow/flow.json"),
-        (cache / "whitening.safetensors", "whitening.safetensors"),
-    ):
-        try:
-            os.link(source, folder / name)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(source, folder / name)
+    for name, source in stage_one_files(flow, cache).items():
+        link_or_copy(source, folder / name)
 
 
 def load_model(path: str | Path | None, device: str | torch.device = "cpu", revision: str | None = None) -> Model:

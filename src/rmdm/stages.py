@@ -9,7 +9,7 @@ from typing import Any
 
 from rmdm.config import Config, needs_latents, stage_one_run
 from rmdm.errors import ConfigError, DataError
-from rmdm.presets import save_config
+from rmdm.presets import load_config, save_config
 from rmdm.request import Request
 
 Show = Callable[[str], None]
@@ -45,10 +45,11 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
     """Train on prepared shards, alone or as one rank of `torchrun`."""
     from rmdm.data.prepare import prepare, shard_dir
     from rmdm.meanflow.rows import open_stage_one
-    from rmdm.training.checkpoint import step_of
+    from rmdm.training.checkpoint import mend_exchange, step_of
     from rmdm.training.distributed import world
     from rmdm.training.language import Corpus, LanguageTask
     from rmdm.training.loop import train
+    from rmdm.training.renew import renew
     from rmdm.training.resume import find_finished
 
     data_dir = shard_dir(config.data)
@@ -62,11 +63,18 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         device = torch_device(config.train.device)
         latents = open_stage_one(config, stage_one_run(config, out), data_dir, corpus.tokenizer, device)
     task = LanguageTask(config, corpus, verb, latents)
+    if is_main():
+        mend_exchange(out)
     finished = find_finished(task, out, resume)
     if finished is not None:
+        with world("cpu") as here:
+            here.barrier()  # every rank has looked at it
+            changed = renew(task, finished, out) if here.is_main else []
         if is_main():
-            show(f"train: already done, {finished}")
-        return {"skipped": True, "step": step_of(finished), "run": str(out), "checkpoint": str(finished)}
+            news = f"train: already done, {finished}; its model now has {', '.join(changed)}"
+            show(news if changed else f"train: already done, {finished}")
+        done = {"skipped": True, "step": step_of(finished), "run": str(out), "checkpoint": str(finished)}
+        return done | ({"changed": changed} if changed else {})
     if latents is not None and config.latent.draw == "prior" and verb == "train" and is_main():
         warn_of_latents(stage_one_run(config, out), show)
     with world(config.train.device) as here:
@@ -167,11 +175,19 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
             show(f"stopped at step {done.stopped.step}, saved {done.stopped.checkpoint}; go on with: {again}")
         return {"finished": False, "run": str(out), "exit": 128 + done.stopped.signal}
     if here.is_main:
-        if not (out / "checkpoints").exists():  # stage II compares its own settings with what it finds there
-            save_config(config, out)
+        keep_aligned(config, out)
         how = "made before" if done.skipped else f"z_0 in {cache}" if done.kind else "no z_0 stored"
         show(f"align: flow in {done.flow}, {how}; next: rmdm latents {out}")
     return {"finished": True, "run": str(out), "flow": str(done.flow), "cache": str(cache), "latent": done.kind}
+
+
+def keep_aligned(config: Config, out: Path) -> None:
+    """Write the config of an aligned run; once there is a stage II, the rest says how that was trained, and stays."""
+    has = load_config(out) if (out / "checkpoints").exists() else None
+    if has is None:
+        save_config(config, out)
+    elif has.meanflow != config.meanflow:
+        save_config(dataclasses.replace(has, meanflow=config.meanflow), out)
 
 
 def latents_stage(

@@ -96,3 +96,13 @@ def test_a_flow_goes_on_with_another_number_of_ranks(place, alone):
     assert figures(folder / "run/flow", "loss") == pytest.approx(
         figures(alone["robust"] / "run/flow", "loss"), abs=1e-5
     )
+
+
+def test_two_ranks_begin_a_student_of_fewer_steps_afresh(place):
+    folder = align(place, "shorter", "robust", ranks=2)
+    settings = {"meanflow__recipe": "robust", "meanflow__direction": "both", "meanflow__transport_steps": "2"}
+    flags = align_flags(folder / "shards", place / "bert", meanflow__distil_steps="6", **settings)
+    done = run("align", "storyworld-mini", *flags, "--out", str(folder / "run"), ranks=2)
+    assert done.stdout.count("trained afresh") == 1
+    assert Flow.load(folder / "run" / "flow").settings.distilled == [6, 256]
+    assert len(figures(folder / "run" / "flow" / "student", "loss")) == 6

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rmdm.hub import load_model
+from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
 from tests import warm
 from tests.conftest import rmdm, small_flags
 from tests.unit.training.toy import MAIN
@@ -102,3 +104,11 @@ def test_two_ranks_have_the_losses_of_one_for_another_task(tmp_path, parallel):
     one = train_toy(tmp_path / "one", ranks=1, parallel=parallel)
     two = train_toy(tmp_path / "two", ranks=2, parallel=parallel)
     assert two == pytest.approx(one, abs=1e-5)
+
+
+def test_a_finished_run_s_model_is_renewed_once(shards, tmp_path):
+    train(shards, tmp_path / "run", ranks=1, train__steps="4")
+    done = rmdm("train", str(tmp_path / "run"), "--sample.temperature", "0.9", ranks=2)
+    assert done.stdout.count("its model now has sample.temperature=0.9") == 1
+    verify_checkpoint(list_checkpoints(tmp_path / "run")[-1])
+    assert load_model(tmp_path / "run").config.sample.temperature == 0.9

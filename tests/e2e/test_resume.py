@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from rmdm.training.checkpoint import list_checkpoints
+from rmdm.hub import load_model
+from rmdm.presets import load_config
+from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
 from tests import warm
 from tests.conftest import rmdm, small_flags
 
@@ -110,6 +113,31 @@ def test_a_finished_run_is_left_alone_and_says_so(shards, whole):
     done = rmdm("train", "storyworld-mini", *flags(shards), "--out", str(whole))
     assert "already done" in done.stdout
     assert {p: p.stat().st_mtime_ns for p in whole.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_while_a_finished_run_s_model_is_renewed_leaves_the_old_or_the_new(whole, tmp_path, moment):
+    out = shutil.copytree(whole, tmp_path / "run")
+    now = tmp_path / "now"
+    hook = (
+        "import rmdm.training.checkpoint as c, time, pathlib\n"
+        "real = c.exchange\n"
+        "def slow(*folders):\n"
+        f"    if {moment!r} == 'after': real(*folders)\n"
+        f"    pathlib.Path({str(now)!r}).touch(); time.sleep(600)\n"
+        "c.exchange = slow\n"
+    )
+    process = warm.Process(f"{hook}{warm.CLI}", "train", str(out), "--sample.temperature", "0.9")
+    wait_for(now.exists, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    last = list_checkpoints(out)[-1]
+    verify_checkpoint(last)
+    assert (load_model(out).config.sample.temperature == 0.9) == (moment == "after")
+    assert "sample.temperature=0.9" in rmdm("train", str(out), "--sample.temperature", "0.9").stdout
+    verify_checkpoint(last)
+    assert load_model(out).config.sample.temperature == load_config(out).sample.temperature == 0.9
+    assert_same_run(whole, out)
 
 
 def test_only_the_last_two_checkpoints_are_kept(whole):

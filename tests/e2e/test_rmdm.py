@@ -1,6 +1,7 @@
 """RMDM on the command line: latents of stage I in stage II, arms that share them, and the table of their stories."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from rmdm.backbone.dit import Causes
 from rmdm.cli import main
 from rmdm.hub import load_model
-from rmdm.training.checkpoint import list_checkpoints
+from rmdm.meanflow.flow import Flow, fingerprint
+from rmdm.presets import load_config
+from rmdm.training.checkpoint import file_signature, list_checkpoints, verify_checkpoint
 from tests.stage_one import align_flags, kill_when, prepare_stories, run, save_bert
 
 STEPS = ["--steps", "2,4", "--n", "24"]
@@ -95,6 +98,66 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(place):
     assert losses(out) == losses(whole)
     one, other = (load_model(folder).backbone.state_dict() for folder in (whole, out))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def own(place: Path, name: str, **more: str) -> Path:
+    """A trained run with a copy of the flow as its own."""
+    shutil.copytree(place / "one", place / name)
+    return train(place, name, latent__flow="null", **more)
+
+
+def as_once(run: Path, name: str) -> None:
+    """Have the last checkpoint name its latents as versions before did."""
+    meta = list_checkpoints(run)[-1] / "meta.json"
+    told = json.loads(meta.read_text())
+    told["data"]["latent"] = name
+    meta.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("recorded", ["now", "once"])
+def test_another_flow_of_the_same_embeddings_reaches_the_model_and_takes_no_training(place, recorded, capsys):
+    out = own(place, f"own-{recorded}")
+    if recorded == "once":
+        as_once(out, f"{fingerprint(out / 'flow')[:16]} e")
+    weights = (load_model(out).folder / "model.safetensors").read_bytes()
+    run("align", str(out), "--meanflow.draw_steps", "2")
+    assert load_config(out).meanflow.draw_steps == 2
+    assert Flow.load(load_model(out).folder / "flow").settings.draw_steps == 4
+    said = run("train", str(out)).stdout
+    assert (
+        f"train: already done, {list_checkpoints(out)[-1]}; its model now has meanflow.draw_steps=2 (was 4), " in said
+    )
+    assert said.endswith(f"the flow of {out / 'flow'}\n")
+    release = load_model(out).folder
+    assert fingerprint(release / "flow") == fingerprint(out / "flow")
+    assert Flow.load(release / "flow").settings.draw_steps == 2
+    assert (release / "model.safetensors").read_bytes() == weights
+    verify_checkpoint(release.parent)
+    assert "its model now has" not in run("run", str(out)).stdout
+    assert fingerprint(release / "flow") == fingerprint(out / "flow"), "the run's config asks for the flow it has"
+    run("train", str(out), "--train.steps", "10")
+    assert load_model(out).step == 10
+
+
+def test_the_drawing_flow_of_other_embeddings_is_refused(place, capsys):
+    out = own(place, "elsewhere")
+    as_once(out, f"{fingerprint(out / 'flow')[:16]} e")
+    told = list_checkpoints(out)[-1] / "model" / "flow" / "flow.json"
+    told.unlink()  # a link to the run's own
+    told.write_text(json.dumps({"cache": "0" * 64}))
+    meta = told.parents[2] / "meta.json"
+    files = json.loads(meta.read_text())
+    files["files"]["model/flow/flow.json"] = file_signature(told)
+    meta.write_text(json.dumps(files))
+    assert main(["train", str(out)]) == 2
+    assert "was trained with another latent" in capsys.readouterr().err
+
+
+def test_z0_is_of_the_flow_that_made_it(place, capsys):
+    out = own(place, "z0", latent__draw="prior")
+    run("align", str(out), "--meanflow.transport_steps", "3")
+    assert main(["train", str(out)]) == 2
+    assert "was trained with another latent" in capsys.readouterr().err
 
 
 def test_an_rmdm_starts_from_an_mdlm(place, capsys):

@@ -28,7 +28,7 @@ from rmdm.data.shards import Split, read_json
 from rmdm.encoders.cache import ArrayManifest, ArraySpec, Facts, LatentRows, RowsWriter, fingerprint, fit_indices
 from rmdm.encoders.parts import human_bytes
 from rmdm.encoders.whitening import save_atomically
-from rmdm.errors import CheckpointError, DataError
+from rmdm.errors import CheckpointError, ConfigError, DataError
 from rmdm.meanflow import flow as flows
 from rmdm.meanflow.affine import Affine, RowMoments
 from rmdm.meanflow.distil import STATES, trajectories
@@ -38,10 +38,11 @@ from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES, transport_steps
 from rmdm.meanflow.tasks import DistilTask, FlowTask, GuideTask, Rows, batches_of, calibration_rows
 from rmdm.meanflow.transport import guided
-from rmdm.training.checkpoint import list_checkpoints, step_of
+from rmdm.presets import save_config
+from rmdm.training.checkpoint import list_checkpoints, step_dir, step_of, steps_beyond
 from rmdm.training.distributed import World
 from rmdm.training.loop import Result, train
-from rmdm.training.resume import find_finished, find_resume
+from rmdm.training.resume import check_same_data, find_finished, find_resume
 
 Show = Callable[[str], None]
 FIT_ROWS = 65_536
@@ -87,13 +88,14 @@ def align(
     others = resume if named is None else "auto"
     of_guide, of_student = (resume if named == kind else others for kind in ("guide", "student"))
     of_flow = others if named in ("guide", "student") else resume
-    find_resume(task, folder, of_flow)  # refuses the folder of another run before anything is written there
+    start = find_resume(task, folder, of_flow)  # refuses the folder of another run before anything is written there
+    refuse_longer(task, folder)
     world.barrier()
     enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
     task.enter = enter
-    trained = find_finished(task, folder, of_flow) is None
+    trained = not is_trained(task, folder, of_flow)
     if trained:
-        if world.is_main:
+        if world.is_main and (start is None or step_of(start) < task.settings.steps):
             (folder / "flow.json").unlink(missing_ok=True)  # a kill on the way must not let the old flow pass for new
         result = train(task, folder, world, resume=of_flow, show=show)
         if not result.finished:
@@ -101,7 +103,8 @@ def align(
     finished = None if trained else _finished(folder, config, manifest)
     if finished is None and needs_guide(config):
         guide = GuideTask(task)
-        if find_finished(guide, folder / "guide", of_guide) is None:
+        drop_longer(guide, folder / "guide", "meanflow.guide_steps", of_guide, world, show)
+        if not is_trained(guide, folder / "guide", of_guide):
             result = train(guide, folder / "guide", world, resume=of_guide, show=show)
             if not result.finished:
                 return Aligned(folder, None, result)
@@ -117,6 +120,38 @@ def align(
     if config.meanflow.direction != "draw" and latent.source == "cache":
         kind = store_latents(config, cache, manifest, flow, folder, world, show, online)
     return Aligned(folder, kind, skipped=finished is not None)
+
+
+def is_trained(task: FlowTask, folder: Path, resume: str) -> bool:
+    """Whether a checkpoint of just the steps that are asked for is there; one that is damaged is refused."""
+    newest = find_finished(task, folder, resume)
+    if newest is None:
+        return False
+    asked = step_dir(folder, task.settings.steps)
+    if asked != newest:
+        check_same_data(asked, task)
+    return True
+
+
+def refuse_longer(task: FlowTask, folder: Path) -> None:
+    """Refuse a flow of fewer steps than it has been trained for: what it was then is gone."""
+    steps = task.settings.steps
+    longer = steps_beyond(folder, steps)
+    if longer is not None:
+        raise ConfigError(
+            f"meanflow.train.steps={steps}, but the flow in {folder} has {longer} steps already; "
+            f"ask for {longer} or more, or use another --out"
+        )
+
+
+def drop_longer(task: FlowTask, folder: Path, field: str, resume: str, world: World, show: Show) -> None:
+    """Begin a network anew that has been trained for more steps than `field` asks for; it takes little to train."""
+    longer = steps_beyond(folder, task.settings.steps) if resume == "auto" else None
+    world.barrier()  # every rank has looked
+    if longer is not None and world.is_main:
+        show(f"align: {folder} has {longer} steps, {field}={task.settings.steps} asks for fewer; trained afresh")
+        shutil.rmtree(folder / "checkpoints")
+    world.barrier()
 
 
 def follows_velocity(config: Config) -> bool:
@@ -170,7 +205,8 @@ def train_student(
         show(f"align: following the flow from {spec.rows['train']:,} draws of noise, {size} in {place}")
         write_rows(place, spec, identity, spec.rows, states, world, show, "following the flow")
     task = DistilTask(config, LatentRows.open(place, "train", kind), identity, verb, teacher)
-    if find_finished(task, place, resume) is None:
+    drop_longer(task, place, "meanflow.distil_steps", resume, world, show)
+    if not is_trained(task, place, resume):
         result = train(task, place, world, resume=resume, show=show)
         if not result.finished:
             return result
@@ -196,6 +232,7 @@ def finish(
     """Put the trained networks together, mend the moments of what they make, and save the flow."""
     meanflow, recipe = config.meanflow, RECIPES[config.meanflow.recipe]
     shape = meanflow.model
+    save_config(config, folder)  # what was free since it was trained decides the flow too
     settings = FlowSettings(
         recipe=meanflow.recipe, groups=rows.groups, dim=rows.dim, layers=shape.layers, width=shape.width,
         heads=shape.heads, mlp_ratio=shape.mlp_ratio, transport_steps=transport_steps(meanflow),
@@ -314,9 +351,8 @@ def _network(config: Config, groups: int, dim: int, weights: Path | None, device
 
 
 def _release(folder: Path, steps: int) -> Path:
-    """The weights of the checkpoint at the last step."""
-    last = [path for path in list_checkpoints(folder) if step_of(path) >= steps]
-    return (last[-1] if last else folder / "checkpoints" / f"step-{steps:08d}") / "model" / "flow.safetensors"
+    """The weights of the checkpoint after just so many steps."""
+    return step_dir(folder, steps) / "model" / "flow.safetensors"
 
 
 def _digest(path: Path) -> str:
@@ -341,12 +377,17 @@ def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | N
     meanflow = config.meanflow
     distilled = [meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else flow.settings.distilled
     guide = [meanflow.guide_steps, meanflow.guidance] if needs_guide(config) else None
-    wanted = (transport_steps(meanflow), meanflow.draw_steps, manifest.fingerprint, distilled, guide)
+    wanted = (
+        meanflow.train.steps, transport_steps(meanflow), meanflow.draw_steps, manifest.fingerprint, distilled, guide
+    )  # fmt: skip
     own = flow.settings
-    has = (own.transport_steps, own.draw_steps, own.cache, own.distilled, own.guide)
+    has = (own.step, own.transport_steps, own.draw_steps, own.cache, own.distilled, own.guide)
+    # Flows were once recorded with the steps asked for where their networks had more.
+    longer = needs_guide(config) and steps_beyond(folder / "guide", meanflow.guide_steps) is not None
+    longer |= needs_student(config) and steps_beyond(folder / "student", meanflow.distil_steps) is not None
     needs_latent = config.meanflow.direction != "draw" and RECIPES[config.meanflow.recipe].whiten_rows
     whole = (flow.student is not None or not needs_student(config)) and ("leave" in flow.maps or not needs_latent)
-    return flow if has == wanted and whole else None
+    return flow if has == wanted and whole and not longer else None
 
 
 def _cache_of(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """What stage II reads of stage I: the latent of every row, from the cache or made on the fly."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rmdm.config import Config
-from rmdm.data.shards import Manifest, Split
+from rmdm.data.shards import Manifest, Split, read_json
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.cache import ArrayManifest, LatentRows
 from rmdm.encoders.find import open_encoder
@@ -20,6 +21,9 @@ from rmdm.errors import ConfigError, DataError
 from rmdm.meanflow.flow import Flow, fingerprint
 from rmdm.meanflow.latents import can_draw, open_run
 from rmdm.meanflow.tasks import Rows
+
+BY_FLOW = re.compile(r"[0-9a-f]{16} (e|online)")
+"""How checkpoints named embeddings at first: by the flow that draws them, which training does not see."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,28 @@ def open_stage_one(config: Config, run: Path, shards: Path, tokenizer: Tokenizer
             return LatentRows.open(cache, split, kind)
 
     valid = open_rows("valid") if counts.get("valid") else None
-    identity = {"latent": fingerprint(run / "flow")[:16] + " " + kind}
-    return StageOne(run / "flow", cache, open_rows("train"), valid, identity)
+    by_flow = latent.draw == "flow"
+    name = name_embeddings(manifest.fingerprint) if by_flow else f"{fingerprint(run / 'flow')[:16]} {kind}"
+    return StageOne(run / "flow", cache, open_rows("train"), valid, {"latent": name})
+
+
+def name_embeddings(cache: str) -> str:
+    """What tells embeddings from others, by the fingerprint of their cache: encoder, whitening and rows."""
+    return f"e {cache[:16]}"
+
+
+def is_named_by_flow(name: Any) -> bool:
+    """Whether a checkpoint names its embeddings by the flow that draws them."""
+    return isinstance(name, str) and BY_FLOW.fullmatch(name) is not None
+
+
+def released_embeddings(release: Path) -> str | None:
+    """Fingerprint of the embeddings that the flow beside a release's weights was trained on; None if it has none."""
+    try:
+        cache = read_json(release / "flow" / "flow.json").get("cache")
+    except (DataError, OSError):
+        return None
+    return cache if isinstance(cache, str) else None
 
 
 def find_latents(cache: Path, flow: Path, config: Config) -> str:

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from rmdm.errors import CheckpointError
+from rmdm.links import ASIDE, exchange, link_or_copy
 from rmdm.training.distributed import World
 
 KEEP = 2
@@ -51,6 +52,12 @@ def step_of(checkpoint: Path) -> int:
 def list_checkpoints(run: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
     return sorted(p for p in (run / "checkpoints").glob("step-[0-9]*") if (p / "meta.json").is_file())
+
+
+def steps_beyond(run: Path, steps: int) -> int | None:
+    """The step of the newest checkpoint, if that is beyond `steps` and no checkpoint is of just that step."""
+    there = [step_of(path) for path in list_checkpoints(run)]
+    return there[-1] if there and there[-1] > steps and steps not in there else None
 
 
 def save_checkpoint(
@@ -112,6 +119,42 @@ def save_checkpoint(
             f"with '{again}'"
         )
     return final
+
+
+def replace_release(checkpoint: Path, release: Callable[[Path], None]) -> None:
+    """Give a checkpoint another `model/`, which `release(folder)` writes; its state stays.
+
+    A new folder, with links to what stays, exchanges names with the old one, so that a kill leaves one of them whole.
+    """
+    temporary = checkpoint.with_name(f".tmp-{checkpoint.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(checkpoint / "state", temporary / "state", copy_function=link_or_copy)
+        release(temporary / "model")
+        meta = json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))
+        kept = {name: signature for name, signature in meta["files"].items() if not name.startswith("model/")}
+        made = {str(p.relative_to(temporary)): file_signature(p) for p in _files(temporary / "model")}
+        _write_json(temporary / "meta.json", {**meta, "files": kept | made})
+        _sync_tree(temporary)
+        exchange(temporary, checkpoint)
+        _sync_dir(checkpoint.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"the model in {checkpoint} was not brought up to date: {error}; it is as it was; make room, or have the "
+            "folder writable, and run the same again"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def mend_exchange(run: Path) -> None:
+    """Put back a checkpoint that was on its way to be exchanged when the process was killed."""
+    for aside in (run / "checkpoints").glob(f"{ASIDE}step-*"):
+        old = aside.with_name(aside.name.removeprefix(ASIDE))
+        if old.exists():
+            shutil.rmtree(aside)
+        else:
+            os.replace(aside, old)
 
 
 def load_checkpoint(

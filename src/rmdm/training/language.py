@@ -15,7 +15,7 @@ from rmdm.errors import ConfigError
 from rmdm.evaluation.ppl import Perplexity, perplexity
 from rmdm.hub import build_backbone, load_model, save_model, save_stage_one
 from rmdm.meanflow.flow import Flow
-from rmdm.meanflow.rows import StageOne
+from rmdm.meanflow.rows import StageOne, is_named_by_flow, name_embeddings, released_embeddings
 from rmdm.processes import PROCESSES, Objective
 from rmdm.samplers.generate import Writer, own_settings
 from rmdm.samplers.latents import LatentSource
@@ -83,6 +83,13 @@ class LanguageTask:
             return self.config.process in {"rmdm", "sedd"}
         latent = FREE_LATENT_FIELDS if self.config.process == "rmdm" else LATENT_FIELDS
         return field in FIXED_TRAIN_FIELDS or not lies_in(field, FREE_FIELDS | latent)
+
+    def as_named_now(self, data: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
+        """Embeddings once went by the flow that draws them; which they were, the checkpoint's flow tells, if any."""
+        if self.latents is None or self.config.latent.draw != "flow" or not is_named_by_flow(data.get("latent")):
+            return data
+        trained_on = released_embeddings(checkpoint / "model")
+        return data | {"latent": name_embeddings(trained_on) if trained_on else self.identity["latent"]}
 
     def again(self, out: Path) -> str:
         """The verb on the run directory."""

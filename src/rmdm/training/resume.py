@@ -10,7 +10,7 @@ from rmdm.errors import CheckpointError, ConfigError
 from rmdm.presets import load_config
 from rmdm.share.names import hub_name
 from rmdm.training.checkpoint import list_checkpoints, step_of, verify_checkpoint
-from rmdm.training.task import Task
+from rmdm.training.task import NamesData, Task
 
 
 def find_resume(task: Task[Any], out: Path, resume: str) -> Path | None:
@@ -30,7 +30,7 @@ def find_resume(task: Task[Any], out: Path, resume: str) -> Path | None:
             raise ConfigError(f"{later[-1]} is later than --resume {resume}; delete it or use another --out")
     if path is not None:
         check_same_run(path.parent.parent, task.config, task.fixed)
-        check_same_data(path, task.identity)
+        check_same_data(path, task)
     return path
 
 
@@ -42,10 +42,11 @@ def find_finished(task: Task[Any], out: Path, resume: str) -> Path | None:
     return find_resume(task, out, resume)
 
 
-def check_same_data(checkpoint: Path, identity: dict[str, Any]) -> None:
+def check_same_data(checkpoint: Path, task: Task[Any]) -> None:
     """Refuse to continue on other data than the checkpoint was trained on."""
-    old = verify_checkpoint(checkpoint).get("data", identity)
-    for name, value in identity.items():
+    old = verify_checkpoint(checkpoint).get("data", task.identity)
+    old = task.as_named_now(old, checkpoint) if isinstance(task, NamesData) else old
+    for name, value in task.identity.items():
         if old.get(name) != value:
             raise ConfigError(f"{checkpoint} was trained with another {name}; use the old data or another --out")
 

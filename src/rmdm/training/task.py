@@ -87,6 +87,15 @@ class Task(Protocol[M]):
 
 
 @runtime_checkable
+class NamesData(Protocol):
+    """A task whose data once went by other names, which checkpoints still have."""
+
+    def as_named_now(self, data: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
+        """What a checkpoint recorded as its `identity`, under the names of today."""
+        ...
+
+
+@runtime_checkable
 class WarmStart(Protocol):
     """A task whose runs may begin with what another has learnt."""
 

@@ -10,17 +10,20 @@ from safetensors.torch import load_file
 
 from rmdm.backbone.latent import projection
 from rmdm.config import Config, FlowModelConfig, LoopConfig, MeanFlowConfig, OptimConfig
+from rmdm.data.shards import read_json, write_json
 from rmdm.encoders.cache import ArrayManifest, LatentRows, RowsWriter
 from rmdm.encoders.encode import encode
 from rmdm.encoders.online import OnlineLatents
 from rmdm.encoders.whitening import Whitening
-from rmdm.errors import ConfigError
+from rmdm.errors import CheckpointError, ConfigError
 from rmdm.meanflow import align as aligning
 from rmdm.meanflow import radial
 from rmdm.meanflow.align import align
 from rmdm.meanflow.flow import Flow, fingerprint
 from rmdm.meanflow.radial import chi_quantile
 from rmdm.meanflow.tasks import calibration_rows
+from rmdm.presets import load_config
+from rmdm.training.checkpoint import list_checkpoints
 from rmdm.training.distributed import World
 from tests.unit.encoders import toy
 
@@ -148,6 +151,103 @@ def test_a_guide_is_the_same_network_trained_for_fewer_steps(embed, tmp_path):
     assert Flow.load(run(paper, cache, tmp_path / "paper").flow).guide is None
     without = Flow.load(run(config(direction="both"), cache, tmp_path / "run").flow)
     assert (without.guide, without.settings.guide) == (None, None)
+
+
+def test_a_guide_of_fewer_steps_is_trained_afresh(embed, tmp_path):
+    cache = embed(config())
+    run(config(direction="both", guide_steps=6), cache, tmp_path / "run")
+    said: list[str] = []
+    fewer = config(direction="both", guide_steps=3)
+    found = Flow.load(run(fewer, cache, tmp_path / "run", show=said.append).flow)
+    assert [line for line in said if "trained afresh" in line] == [
+        f"align: {tmp_path / 'run' / 'flow' / 'guide'} has 6 steps, meanflow.guide_steps=3 asks for fewer; "
+        "trained afresh"
+    ]
+    wanted = Flow.load(run(fewer, cache, tmp_path / "fresh").flow)
+    assert found.settings == wanted.settings
+    assert found.settings.guide == [3, 1.5]
+    for kind in ("guide", "student"):
+        has = getattr(found, kind).state_dict()
+        assert all(torch.equal(value, has[name]) for name, value in getattr(wanted, kind).state_dict().items())
+    assert run(fewer, cache, tmp_path / "run").skipped
+
+
+def test_a_guide_that_was_recorded_with_fewer_steps_than_it_has_is_found_out(embed, tmp_path):
+    cache = embed(config())
+    folder = run(config(direction="both", guide_steps=6), cache, tmp_path / "run").flow
+    told = read_json(folder / "flow.json")
+    write_json(folder / "flow.json", {**told, "guide": [3, 1.5]})  # as versions before wrote it
+    said: list[str] = []
+    run(config(direction="both", guide_steps=3), cache, tmp_path / "run", show=said.append)
+    assert any("trained afresh" in line for line in said)
+
+
+def test_a_student_of_fewer_steps_learns_afresh_from_the_same_draws(embed, tmp_path, monkeypatch):
+    cache = embed(config())
+    run(config(direction="both"), cache, tmp_path / "run")
+    fewer = config(direction="both", distil_steps=4)
+    wanted = Flow.load(run(fewer, cache, tmp_path / "fresh").flow)
+    monkeypatch.setattr(aligning, "trajectories", None)  # the draws are there
+    found = Flow.load(run(fewer, cache, tmp_path / "run").flow)
+    assert found.settings.distilled == [4, 128]
+    has = found.student.state_dict()
+    assert all(torch.equal(value, has[name]) for name, value in wanted.student.state_dict().items())
+
+
+def test_a_flow_has_no_fewer_steps_than_it_was_trained_for(embed, tmp_path):
+    cache = embed(config())
+    before = load_file(run(config(), cache, tmp_path / "run").flow / "flow.safetensors")
+    with pytest.raises(ConfigError) as refused:
+        run(config(steps=4), cache, tmp_path / "run")
+    assert str(refused.value) == (
+        f"meanflow.train.steps=4, but the flow in {tmp_path / 'run' / 'flow'} has 8 steps already; "
+        "ask for 8 or more, or use another --out"
+    )
+    kept = Flow.load(tmp_path / "run" / "flow")
+    assert kept.settings.step == 8
+    assert all(torch.equal(value, kept.net.state_dict()[name]) for name, value in under_net(before).items())
+
+
+def test_a_flow_of_fewer_steps_is_that_of_the_checkpoint_if_it_is_there(embed, tmp_path):
+    cache = embed(config())
+    often = dataclasses.replace(config().meanflow.train, save_every=4)
+
+    def saved(steps: int) -> Config:
+        whole = config()
+        return dataclasses.replace(
+            whole, meanflow=dataclasses.replace(whole.meanflow, train=dataclasses.replace(often, steps=steps))
+        )
+
+    run(saved(8), cache, tmp_path / "run")
+    early = Flow.load(run(saved(4), cache, tmp_path / "run").flow)
+    alone = Flow.load(run(saved(4), cache, tmp_path / "alone").flow)
+    assert early.settings == alone.settings
+    assert all(torch.equal(value, early.net.state_dict()[name]) for name, value in alone.net.state_dict().items())
+    assert Flow.load(run(saved(8), cache, tmp_path / "run").flow).settings.step == 8
+    weights = tmp_path / "run" / "flow" / "checkpoints" / "step-00000004" / "model" / "flow.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        run(saved(4), cache, tmp_path / "run")
+
+
+def test_the_flow_s_config_is_that_of_the_flow_also_without_more_training(embed, tmp_path):
+    cache = embed(config())
+    run(config(direction="align"), cache, tmp_path / "run")
+    flow = run(config(direction="both", draw_steps=3), cache, tmp_path / "run").flow
+    saved = load_config(flow).meanflow
+    assert (saved.direction, saved.draw_steps) == ("both", 3)
+
+
+def test_a_named_checkpoint_that_has_all_steps_leaves_the_flow_as_it_is(embed, tmp_path):
+    cache = embed(config())
+    flow = run(config(), cache, tmp_path / "run").flow
+    with pytest.raises(ConfigError, match="is already at step 8"):
+        run(config(), cache, tmp_path / "run", resume=str(list_checkpoints(flow)[-1]))
+    assert Flow.load(flow).settings.step == 8
+
+
+def under_net(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("net."): value for name, value in tensors.items() if name.startswith("net.")}
 
 
 def test_the_papers_recipe_is_one_network_and_no_maps(embed, tmp_path):
