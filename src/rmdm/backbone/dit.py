@@ -172,12 +172,13 @@ class Block(nn.Module):
 
     def vectors(self, c_BGC: Tensor | None, six_BG6D: Tensor | None, positions: int) -> Sequence[Tensor]:
         """Shift, scale - 1 and gate - 1 of attention, then of the MLP: (D) each, or (B, G, 1, D)."""
+        own_6D = self.modulation.float()  # a sharded block has it in bf16, in which 1 + scale would be rounded too
         if c_BGC is not None and positions < FEW:
-            each = zip(self.modulation.unbind(0), self.modulate_each(c_BGC), strict=True)
+            each = zip(own_6D.unbind(0), self.modulate_each(c_BGC), strict=True)
             return [own_D + added_BGD[:, :, None] for own_D, added_BGD in each]
         if c_BGC is not None:
             six_BG6D = self.modulate(c_BGC)
-        modulation = self.modulation if six_BG6D is None else self.modulation + six_BG6D[:, :, None]
+        modulation = own_6D if six_BG6D is None else own_6D + six_BG6D[:, :, None]
         return modulation.unbind(-2)
 
     def modulate_each(self, c_BGC: Tensor) -> list[Tensor]:

@@ -119,12 +119,17 @@ class Parallel:
 
 
 def shard(objective: nn.Module, precision: torch.dtype) -> None:
-    """Shard parameters, gradients and optimiser state by block over all ranks."""
-    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+    """Shard parameters, gradients and optimiser state by block over all ranks.
+
+    Blocks are gathered in `precision`, all else in float32. As without sharding, autocast chooses what is computed in
+    which; inputs, such as rotary tables, times and latents, are what they are.
+    """
+    halved = MixedPrecisionPolicy(precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks(objective):
-        fully_shard(block, mp_policy=policy)
+        fully_shard(block, mp_policy=halved)
     # The head is used after the backbone's forward has returned, so its parameters stay gathered until backward.
-    fully_shard(backbone(objective), mp_policy=policy, reshard_after_forward=False)
+    whole = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    fully_shard(backbone(objective), mp_policy=whole, reshard_after_forward=False)
 
 
 @contextmanager
