@@ -1,4 +1,4 @@
-"""Sharding on two ranks (gloo, on the CPU): what is computed in which precision."""
+"""Sharding on two ranks (gloo, on the CPU): what is computed in which precision, and what stays gathered."""
 
 import json
 from pathlib import Path
@@ -85,3 +85,11 @@ def test_what_a_sharded_block_is_given_is_not_rounded_on_the_way():
         seen[parallel] = json.loads(done.stdout)
     assert all(one["angles"] for one in seen.values())
     assert seen["fsdp"]["error"] < 1.03 * seen["ddp"]["error"]
+
+
+def test_more_samples_than_one_batch_holds_can_be_written_in_the_middle(shards, tmp_path):
+    flags = {"process": "rmdm", "train__steps": "4", "train__sample_every": "2", "train__sample_n": "66"}
+    said = train(shards, tmp_path / "two", "fsdp", **flags)
+    assert said.count("step 2: ") == 66
+    train(shards, tmp_path / "one", "ddp", ranks=1, **flags)
+    assert figures(tmp_path / "two", "loss") == pytest.approx(figures(tmp_path / "one", "loss"), abs=1e-5)

@@ -134,15 +134,20 @@ def shard(objective: nn.Module, precision: torch.dtype) -> None:
 
 @contextmanager
 def whole(objective: nn.Module) -> Generator[None]:
-    """All parameters of a sharded module gathered, for what is computed outside its forward pass; then given back."""
+    """All parameters of a sharded module gathered, for what is computed outside its forward pass; then given back.
+
+    They stay so however often it runs meanwhile.
+    """
     sharded = [module for module in objective.modules() if isinstance(module, FSDPModule)]
     for module in sharded:
+        module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
         for module in sharded:
             module.reshard()
+            module.set_reshard_after_forward(module is not backbone(objective), recurse=False)
 
 
 def reshard(objective: nn.Module) -> None:
