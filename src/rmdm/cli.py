@@ -85,11 +85,10 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
         return None
     known, overrides = parse(args)
 
-    # With --json, standard output carries the object alone; people read standard error.
-    stream = sys.stderr if wants_json else sys.stdout
-
     def show(text: str) -> None:
-        print(text, file=stream, flush=True)
+        # With --json, standard output carries the object alone; people read standard error. Which stream that is is
+        # asked line by line: while a bar is drawn it is one that writes above the bar.
+        print(text, file=sys.stderr if wants_json else sys.stdout, flush=True)
 
     return verb.run(known, overrides, show)
 

@@ -1,6 +1,7 @@
 """A bar on a terminal, a plain line now and then elsewhere."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Generator
 
@@ -33,7 +34,9 @@ class Bar:
             yield
             return
         columns = (self.verb, BarColumn(), "{task.percentage:3.0f}%", TextColumn("{task.fields[state]}"))
-        with RichProgress(*columns, TimeRemainingColumn(), console=console) as self._bar:
+        # Lines for the terminal are printed above the bar; those for a file go to the file.
+        to_terminal = sys.stdout.isatty()
+        with RichProgress(*columns, TimeRemainingColumn(), console=console, redirect_stdout=to_terminal) as self._bar:
             self._task = self._bar.add_task(self.verb, total=self._total, state="")
             yield
             self._bar.update(self._task, completed=self._total)

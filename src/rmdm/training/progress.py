@@ -1,11 +1,12 @@
 """What a person sees while training: a live bar in a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 QUIET_SECONDS = 10.0
@@ -27,8 +28,9 @@ class Progress:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(),
                 console=console,
+                # Lines for the terminal are printed above the bar; those for a file go to the file.
+                redirect_stdout=sys.stdout.isatty(),
             )
             self.task = self.bar.add_task(name, total=total, completed=first, figures="")
 
@@ -36,7 +38,7 @@ class Progress:
         """Move the bar, or without a terminal print a line now and then."""
         figures = f"loss {loss:.4f}  {human(rate)} {self.unit}/s"
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, figures=figures)
+            self.bar.update(self.task, completed=step, figures=f"{figures}  {clock(seconds_left)} left")
         elif self.enabled and time.monotonic() - self.spoke > QUIET_SECONDS:
             self.spoke = time.monotonic()
             self.show(f"step {step}/{self.total}  {figures}  {seconds_left:.0f} s left")
@@ -56,6 +58,13 @@ class Progress:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def clock(seconds: float) -> str:
+    """4000 seconds as 1:06:40."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def human(value: float) -> str:
