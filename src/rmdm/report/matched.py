@@ -69,34 +69,6 @@ def rate_at(rates: Sequence[tuple[float, float]], steps: float) -> float | None:
     return ordered[0][1]
 
 
-def monotone(curve: Sequence[Quality]) -> list[Quality]:
-    """The curve by steps, none worse than one of fewer steps: neighbours that are, are pooled (their mean logarithm).
-
-    Figures and both ends are pooled each for themselves, which keeps their order.
-    """
-    ordered = sorted(curve, key=lambda point: point.steps)
-    values = pooled([point.value for point in ordered])
-    lows = pooled([point.low for point in ordered if point.low is not None])
-    highs = pooled([point.high for point in ordered if point.high is not None])
-    has_ends = len(lows) == len(highs) == len(ordered)
-    return [
-        replace(point, value=values[k], low=lows[k] if has_ends else None, high=highs[k] if has_ends else None)
-        for k, point in enumerate(ordered)
-    ]
-
-
-def pooled(values: Sequence[float]) -> list[float]:
-    """The nearest falling curve over logarithms: pool adjacent violators."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, size = math.log(max(LEAST, value)), 1
-        while blocks and blocks[-1][0] < mean:
-            before, many = blocks.pop()
-            mean, size = (many * before + size * mean) / (many + size), many + size
-        blocks.append((mean, size))
-    return [math.exp(mean) for mean, size in blocks for _ in range(size)]
-
-
 @dataclass(frozen=True)
 class Measured:
     """An arm's quality against steps, and what it was matched to."""
@@ -232,7 +204,7 @@ def matched_table(base_arm: Arm, own_arm: Arm, pair: tuple[Measured, Measured], 
     speed = max(both_in, key=lambda one: len(one.rates[own_arm.index]["value"]), default=None)
     used = speed if speed is not None and speed.unit is not None else None
     base, own = (
-        Contender(arm, monotone(one.curve), None if used is None else used.rates[arm.index])
+        Contender(arm, one.curve, None if used is None else used.rates[arm.index])
         for arm, one in zip((base_arm, own_arm), pair, strict=True)
     )
     is_story, has_spread = pair[0].kind == STORIES, base.has_spread and own.has_spread
@@ -248,9 +220,8 @@ def matched_table(base_arm: Arm, own_arm: Arm, pair: tuple[Measured, Measured], 
         return cells + ([fixed(place.entropy, 2)] if has_entropy else [])
 
     rows: list[Cells] = []
-    for point in targets(base.curve):
-        if is_story and point.high == 1:  # perhaps none is consistent, which is no target
-            continue
+    aims = [point for point in targets(base.curve) if not (is_story and point.high == 1)]  # perhaps none is consistent
+    for point in aims:
         line: Cells = [_target(point, is_story), *side(base, Reached(point.steps, point.entropy, False))]
         found = reach(own.curve, point.value)
         if found is None:
@@ -261,35 +232,62 @@ def matched_table(base_arm: Arm, own_arm: Arm, pair: tuple[Measured, Measured], 
         is_told = has_spread or not fewer.is_quiet
         rows.append(line + ([] if used is None else [gain(point, own.curve, _speed_up(point, base, own), is_told)]))
     title = f"{own_arm.label} against {base_arm.label} at matched quality: {pair[0].what} (the paper's Table 4)"
-    return Table(title, columns, rows, matched_notes(base, own, pair[0], speed))
+    worse = worse_note(base.arm.label, base.curve, aims, is_story)
+    return Table(title, columns, rows, matched_notes(base, own, pair[0], worse, speed))
 
 
 def targets(curve: Sequence[Quality]) -> list[Quality]:
-    """Every figure of a falling curve once, at the fewest steps that reach it; the best first."""
-    first: dict[float, Quality] = {}
+    """The measured figures that are better than all of fewer steps; the best first."""
+    best: list[Quality] = []
     for point in sorted(curve, key=lambda point: point.steps):
-        first.setdefault(point.value, point)
-    return sorted(first.values(), key=lambda point: -point.steps)
+        if not best or point.value < best[-1].value:
+            best.append(point)
+    return best[::-1]
 
 
-def matched_notes(base: Contender, own: Contender, measured: Measured, speed: Speeds | None) -> list[str]:
+def worse_note(name: str, curve: Sequence[Quality], aims: Sequence[Quality], is_story: bool) -> str | None:
+    """Which figures are no targets since fewer steps had a better one; None where more steps were never worse."""
+    pairs = [
+        (point, before)
+        for point in sorted(curve, key=lambda point: point.steps)
+        if (before := next((aim for aim in aims if aim.steps < point.steps), None)) is not None
+        and point.value > before.value
+    ]
+    if not pairs:
+        return None
+
+    def told(point: Quality) -> str:
+        return f"{100 * (1 - point.value):.1f}%" if is_story else number(point.value, 4)
+
+    is_clear = all(
+        point.low is not None and before.high is not None and point.low > before.high for point, before in pairs
+    )
+    said = f"More steps made {name} worse" if is_clear else f"More steps did not always make {name} better"
+    each = ", ".join(f"{told(a)} at {a.steps:,.0f} after {told(b)} at {b.steps:,.0f}" for a, b in pairs)
+    return f"{said} ({each}): the target is its best figure."
+
+
+def matched_notes(
+    base: Contender, own: Contender, measured: Measured, worse: str | None, speed: Speeds | None
+) -> list[str]:
     """How the table was made, and what its signs mean."""
-    what = "the share that is not consistent" if measured.kind == STORIES else "GenPPL"
     notes = [
-        f"For each figure that {base.arm.label} reaches, the fewest steps at which {own.arm.label} does, ln steps on a "
-        f"straight line between two measured ones. More steps count as not worse: where they were, neighbouring "
-        f"figures are pooled first (ln of {what}, pool adjacent violators) and the fewest of their steps count.",
+        f"For each figure that {base.arm.label} reaches, the fewest steps at which {own.arm.label} does, on a straight "
+        "line of logarithms between two measured numbers of steps.",
+        *([] if worse is None else [worse]),
         "Ranges: both figures at opposite ends of their 95% intervals. ≤ before steps and ≥ before a factor: the "
-        "fewest steps measured are already enough, so that the factor is at least this. ?: that end is not reached "
-        "within the steps measured. Grey, unclear: the range holds 1 or is open below, so the intervals do not tell "
-        "the arms apart.",
+        "fewest steps measured are already enough. ?: not reached within the steps measured. Grey, unclear: the "
+        "intervals do not tell the arms apart.",
     ]
     if measured.target is not None:
         notes.append(f"Evaluator {measured.target.evaluator}.")
     if measured.kind == PLAIN:
         notes.append("Entropies are not equal here: a lower GenPPL may be bought with dull texts.")
     if speed is None:
-        return [*notes, "No throughput was measured for both arms, so that steps stand for time."]
+        return [
+            *notes,
+            "No throughput was measured for both arms: steps alone count, and not what drawing a latent takes.",
+        ]
     if speed.unit is None:
         return [
             *notes,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rmdm.report.matched import Quality, gain, monotone, pooled, rate_at, reach, targets
+from rmdm.report.matched import Quality, gain, rate_at, reach, targets, worse_note
 from rmdm.report.plots import Plot
 from rmdm.report.read import read_arms
 from rmdm.report.speed import speed_section
@@ -149,14 +149,25 @@ def test_a_factor_whose_range_holds_one_is_grey():
     assert fewer(Quality(16, 25.0), banded(100, 0.05, 4, 64)).range == "no interval"
 
 
-def test_curves_that_rise_are_pooled_first():
-    assert pooled([8.0, 1.0, 4.0]) == pytest.approx([8.0, 2.0, 2.0])
-    assert pooled([1.0, 2.0, 4.0]) == pytest.approx([2.0, 2.0, 2.0])
+def test_figures_that_fewer_steps_beat_are_no_targets():
     curve = [Quality(s, v, 0.9 * v, 1.1 * v) for s, v in ((32, 283.0), (64, 262.0), (128, 279.0))]
-    fitted = monotone(curve)
-    assert [point.value for point in fitted] == pytest.approx([283.0, (262 * 279) ** 0.5, (262 * 279) ** 0.5])
-    assert all(point.low < point.value < point.high for point in fitted if point.low and point.high)
-    assert [point.steps for point in targets(fitted)] == [64, 32]  # 128 steps reach no more than 64
+    assert [(point.steps, point.value) for point in targets(curve)] == [(64, 262.0), (32, 283.0)]
+    assert worse_note("mdlm", curve, targets(curve), is_story=False) == (
+        "More steps did not always make mdlm better (279.0 at 128 after 262.0 at 64): the target is its best figure."
+    )
+    assert worse_note("mdlm", curve[:2], targets(curve[:2]), is_story=False) is None
+    assert [point.steps for point in targets([*curve[:2], Quality(256, 262.0)])] == [64, 32]
+
+
+def test_a_target_is_a_figure_that_was_measured(tmp_path):
+    runs, shares = story_runs(tmp_path), (0.0, 0.0, 0.0, 0.004, 0.176, 0.059)
+    rows = [row | {"consistent": share} for row, share in zip(story_rows("mdlm"), shares, strict=True)]
+    save_rows(runs[0], "stories", rows)
+    table = matched(read_arms(runs), "storyworld-mini against storyworld-mini-mdlm")
+    # 17.6% at 16 steps and 5.9% at 32: the first is the target, and a sentence says what became of the second.
+    assert [(row[0].text, row[1]) for row in table.rows if isinstance(row[0], Cell)] == [("17.6", "16")]
+    said = "More steps made storyworld-mini-mdlm worse (5.9% at 32 after 17.6% at 16): the target is its best figure."
+    assert said in table.notes
 
 
 def two_runs(tmp_path, mine: list, theirs: list):
