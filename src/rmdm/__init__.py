@@ -5,19 +5,24 @@
 Importing the package alone does not import torch.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import os
-
     from rmdm.model import Model
     from rmdm.request import Generation, Request, SeedLatent, TextLatent
+
+# torch's OpenMP threads wait for one another by spinning, 300,000 times over unless told otherwise. While another process
+# computes on the same cores they spin their turns away: two at once then take four times as long as one after the other.
+# So short a spin costs nothing on an idle machine (docs/performance.md). It is read when torch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 __all__ = ["Generation", "Model", "Request", "SeedLatent", "TextLatent", "__version__", "load"]
 
 
-def load(path: "str | os.PathLike[str] | None" = None, device: str = "auto", revision: str | None = None) -> "Model":
+def load(path: str | os.PathLike[str] | None = None, device: str = "auto", revision: str | None = None) -> "Model":
     """A trained model from a run directory, a released folder, or `owner/name` of the Hugging Face hub.
 
     Without a path it is the model that comes with the package. `auto` is the GPU if there is one; `revision` is a
