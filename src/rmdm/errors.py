@@ -16,6 +16,18 @@ class DataError(RMDMError):
     """A corpus, tokenizer or shard cannot be used."""
 
 
+class StoppedError(DataError):
+    """Preparing stopped halfway for want of room, a lock or another rank; the same command goes on where it stopped."""
+
+
+class OtherShardsError(DataError):
+    """A folder holds shards that are not those asked for; `difference` is the message without its remedy."""
+
+    def __init__(self, difference: str, remedy: str) -> None:
+        super().__init__(f"{difference}; {remedy}")
+        self.difference = difference
+
+
 class CheckpointError(RMDMError):
     """A checkpoint is missing, damaged, or cannot be written."""
 

@@ -34,7 +34,7 @@ from rmdm.data.sources import Block, Part, Source, open_source
 from rmdm.data.tokenizer import Tokenizer, build_tokenizer, load_pretrained
 from rmdm.data.workers import Encoder, Workers, default_workers
 from rmdm.data.writer import PartWriter, await_file, finished, writing
-from rmdm.errors import ConfigError, DataError, RMDMError
+from rmdm.errors import ConfigError, DataError, OtherShardsError, RMDMError, StoppedError
 
 SMALL_BYTES = 1 << 20
 """Corpora smaller than this are tokenised in this process: starting workers would take longer."""
@@ -71,7 +71,8 @@ def prepare(
 
     Every rank calls this; rank r tokenises parts r, r + world, ... and all meet at `barrier` three times. The result
     does not depend on `world`. Shards in the folder that were made with other settings, or from another source, are
-    never used and never overwritten: that is a DataError.
+    never used and never overwritten: that is a DataError. A folder that is made here goes again if the input is at
+    fault and nothing in it is of use to a later call.
     """
     _check(config)
     show = log if progress and rank == 0 else _silent
@@ -79,9 +80,12 @@ def prepare(
         barrier()  # rank 0 goes first: it downloads, trains the tokenizer, and finds what is wrong with the settings
     train, valid = _sources(config, show)
     folder = _folder(config, train, valid)
+    is_made = False
     if rank == 0:
         if train is not None and not (folder / "manifest.json").exists():
-            _begin(folder, config, train, valid, show)
+            is_made = _make(folder)
+            with _taken_back(folder, is_made):
+                _begin(folder, config, train, valid, show)
         barrier()
     else:
         await_file(folder / "tokenizer" / "tokenizer_meta.json")
@@ -89,10 +93,12 @@ def prepare(
     if train is not None and not done:
         _refuse_differences(folder, read_json(folder / "plan.json"), _plan(config, train, valid))
         mine = _stems(train, valid)[rank::world]
-        _tokenise(folder, config, Tokenizer.load(folder / "tokenizer"), mine, Progress(progress and rank == 0, log))
+        with _taken_back(folder, is_made and world == 1):  # other ranks may be at work in it
+            _tokenise(folder, config, Tokenizer.load(folder / "tokenizer"), mine, Progress(progress and rank == 0, log))
     barrier()
     if rank == 0 and train is not None and not done:
-        _join(folder, config, Tokenizer.load(folder / "tokenizer"), train, valid)
+        with _taken_back(folder, is_made, lambda: config.dir is not None and _has_text(folder, train, valid)):
+            _join(folder, config, Tokenizer.load(folder / "tokenizer"), train, valid)
     barrier()
     await_file(folder / "manifest.json")
     manifest = Manifest.load(folder)
@@ -179,9 +185,9 @@ def _refuse_differences(folder: Path, has: dict[str, Any], asked: dict[str, Any]
     for key, value in asked.items():
         if key in has and has[key] != value:
             short = [str(v)[:12] if "source" in key else v for v in (has[key], value)]
-            raise DataError(
-                f"{folder} holds shards with {key} {short[0]}, this run asks for {key} {short[1]}; "
-                "set another data.dir, or delete that folder to make it anew"
+            raise OtherShardsError(
+                f"{folder} holds shards with {key} {short[0]}, this run asks for {key} {short[1]}",
+                "set another data.dir, or delete that folder to make it anew",
             )
 
 
@@ -191,11 +197,45 @@ def _plan(config: DataConfig, train: Source, valid: Source | None) -> dict[str, 
     return {key: value for key, value in _asked(config, train, valid).items() if key not in free}
 
 
+def _make(folder: Path) -> bool:
+    """Make the folder; False if it was there before."""
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            folder.mkdir(exist_ok=True)  # an error if it is a file
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _taken_back(folder: Path, is_mine: bool, is_useful: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Remove a folder that is ours when the input is at fault, unless what it holds is useful all the same.
+
+    What only stopped is left to be gone on with.
+    """
+    try:
+        yield
+    except StoppedError:
+        raise
+    except RMDMError:
+        if is_mine and not is_useful():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _has_text(folder: Path, train: Source, valid: Source | None) -> bool:
+    """Whether the finished parts hold documents of every source: other settings of `data` can cut rows of them."""
+    documents = {"part": 0, **({"valid": 0} if valid is not None else {})}
+    for stem, _ in _stems(train, valid):
+        documents[stem.partition("-")[0]] += read_json(folder / f"{stem}.json")["documents"]
+    return all(documents.values())
+
+
 def _begin(folder: Path, config: DataConfig, train: Source, valid: Source | None, log: Callable[[str], None]) -> None:
     """Lay down what the parts depend on: the plan, which a later run must match to go on, and the tokenizer."""
     plan = _plan(config, train, valid)
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.tmp"):  # what a killed run was about to put in its place
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         try:

@@ -25,7 +25,7 @@ import numpy as np
 from rmdm.data.shards import DTYPES
 from rmdm.data.sources import Block
 from rmdm.data.tokenizer import Tokenizer
-from rmdm.errors import DataError, RMDMError
+from rmdm.errors import RMDMError, StoppedError
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class Workers:
             answer = pickle.load(child.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             status = child.wait()
-            raise DataError(
+            raise StoppedError(
                 f"a tokenising process ended with status {status}, perhaps out of memory; lower data.workers "
                 f"(now {self.count}) and run the same command again, it goes on where it stopped"
             ) from None

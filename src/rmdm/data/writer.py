@@ -13,7 +13,7 @@ import numpy as np
 
 from rmdm.data.shards import DOCS_DTYPE, DTYPES, PartCounts, read_json, write_json
 from rmdm.data.workers import Encoded
-from rmdm.errors import DataError
+from rmdm.errors import StoppedError
 
 CHECKPOINT_BYTES = 8 << 20
 """Text tokenised between checkpoints of a part: the most a kill can cost."""
@@ -29,7 +29,7 @@ def writing(folder: Path, what: str = "token shards") -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
+        raise StoppedError(
             f"cannot write {what} to {folder} ({error.strerror or error}); make room or set another data.dir; "
             "the same command goes on where it stopped"
         ) from None
@@ -40,7 +40,7 @@ def await_file(*paths: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not any(path.exists() for path in paths):
         if time.monotonic() > deadline:
-            raise DataError(
+            raise StoppedError(
                 f"{paths[0]} was written by another rank but is not visible here; "
                 "give every machine the same corpus and set data.dir to a folder they share"
             )
@@ -81,7 +81,7 @@ class PartWriter:
             try:
                 fcntl.flock(self._files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DataError(f"{paths[0]} is being written by another process; wait for it or end it") from None
+                raise StoppedError(f"{paths[0]} is being written by another process; wait for it or end it") from None
         (self._folder / f"{self._stem}.json").unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             saved = read_json(self._progress)

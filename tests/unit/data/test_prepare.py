@@ -455,6 +455,43 @@ def test_corpora_that_cannot_be_used(tmp_path: Path) -> None:
     assert without.manifest.splits["valid"].rows == 0
 
 
+def test_a_folder_made_for_bad_input_goes_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given input that cannot be used, when nothing made of it is of use later, then no folder is left."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    tiny = TokenizerConfig(vocab_size=10)
+    blank = str(tmp_path / "empty.txt")
+    for bad in (
+        DataConfig(path=blank, tokenizer=WORD, length=8),
+        DataConfig(path=blank, tokenizer=WORD, length=8, dir="named"),
+        DataConfig(path=str(tmp_path / "latin.txt"), tokenizer=WORD, length=8),
+        DataConfig(path=str(corpus), tokenizer=tiny, length=8),
+        DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=10**6),  # its folder is named after the holdout
+        DataConfig(path=str(corpus), tokenizer=WORD, length=8, valid_path=blank, dir="named"),
+    ):
+        with pytest.raises((ConfigError, DataError)):
+            make(bad)
+        assert not [*(tmp_path / "data").glob("*"), *tmp_path.glob("named")]
+
+
+def test_a_folder_of_another_call_or_of_use_stays(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    mine = DataConfig(path=str(tmp_path / "empty.txt"), tokenizer=WORD, length=8, dir=str(tmp_path / "mine"))
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(DataError, match="no documents"):
+        make(mine)
+    assert (tmp_path / "mine").is_dir()
+    named = DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=10**6, dir=str(tmp_path / "shards"))
+    with pytest.raises(DataError, match="leaves nothing to train on"):
+        make(named)
+    assert (tmp_path / "shards" / "part-00004.json").is_file()
+    killed = replace(named, holdout=9, dir=str(tmp_path / "killed"))
+    with pytest.raises(KeyboardInterrupt):
+        make(killed, barrier=lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert (tmp_path / "killed" / "tokenizer").is_dir()
+
+
 def test_an_unfinished_folder_of_another_corpus_is_refused(corpus: Path, tmp_path: Path) -> None:
     config = DataConfig(path=str(corpus), tokenizer=WORD, length=10**6, holdout=9, dir=str(tmp_path / "shards"))
     with pytest.raises(DataError, match="fewer than one row"):
@@ -502,6 +539,7 @@ def test_a_worker_that_dies_is_one_line(corpus: Path, tmp_path: Path, monkeypatc
     config = DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=9, dir=str(tmp_path / "shards"), workers=2)
     with pytest.raises(DataError, match=r"a tokenising process ended with status 9, .*lower data\.workers \(now 2\)"):
         make(config)
+    assert (tmp_path / "shards" / "plan.json").is_file(), "the same command goes on there"
 
 
 def test_a_full_disk_is_one_line_and_costs_nothing(corpus: Path, tmp_path: Path) -> None:
