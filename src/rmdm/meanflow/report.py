@@ -192,7 +192,10 @@ def render(rows: Mapping[str, Gaussianity], gated: str, *, split: str = "valid")
 
 
 def controls(rows: Mapping[str, Gaussianity]) -> list[str]:
-    """Lines that say whether the classifier can be believed, from the control rows that are there."""
+    """Lines that say whether the classifier can be believed, from the control rows that are there.
+
+    What is expected of them is shown with three standard errors of room on either side.
+    """
     lines = []
     for name, low, high, why in [
         (FLOOR_ROW, 0.49, 0.51, "it is N(0, I) itself"),
@@ -200,9 +203,9 @@ def controls(rows: Mapping[str, Gaussianity]) -> list[str]:
     ]:
         accuracy = rows[name].classifier if name in rows else None
         if accuracy:
-            right = low - 3 * accuracy.stderr <= accuracy.value <= high + 3 * accuracy.stderr
-            trust = "as it should be" if right else "so distrust the classifier"
-            rule = f"expected {low:.2f} to {high:.2f}, {why}"
+            least, most = low - 3 * accuracy.stderr, min(1.0, high + 3 * accuracy.stderr)
+            trust = "as it should be" if least <= accuracy.value <= most else "so distrust the classifier"
+            rule = f"expected {least:.3f} to {most:.3f}, {why}"
             lines.append(f"control {name}: {accuracy.value:.3f} ±{accuracy.stderr:.3f}, {rule}: {trust}")
     return lines
 

@@ -96,6 +96,16 @@ def test_the_text_fits_the_screen_names_every_latent_and_ends_with_the_gate(meas
     assert "  classifier accuracy " in failing
 
 
+def test_a_control_within_its_noise_is_within_the_range_that_is_shown(measured):
+    """Given a control just below what is expected, when its noise allows for that, then so does the printed range."""
+    whitened = measured[report.WHITENED_ROW]
+    unsure = dataclasses.replace(
+        whitened, classifier=dataclasses.replace(whitened.classifier, value=0.719, stderr=0.028)
+    )
+    said = "0.719 ±0.028, expected 0.716 to 1.000, it is far from Gaussian: as it should be"
+    assert report.controls({report.WHITENED_ROW: unsure}) == [f"control {report.WHITENED_ROW}: {said}"]
+
+
 def test_a_classifier_that_fails_its_controls_is_not_trusted(measured):
     swapped = {report.FLOOR_ROW: measured[report.WHITENED_ROW], report.WHITENED_ROW: measured[report.FLOOR_ROW]}
     assert [line.endswith("distrust the classifier") for line in report.controls(swapped)] == [True, True]
