@@ -35,7 +35,11 @@ def test_a_resolved_config_is_a_preset(name, tmp_path):
         ({"process": "sed"}, "process='sed'"),
         ({"optim": {"clip": False}}, "optim.clip=false is no number"),
         ({"data": {"holdout": True}}, "data.holdout=true is no number"),
-        ([1], "expected fields"),
+        (None, "here is empty; write fields such as 'name:' and 'data:'"),
+        ([1], "here holds a list alone; write fields"),
+        ("storyworld-mini", "here holds text alone; write fields"),
+        (True, "here holds true or false alone"),
+        (1.5, "here holds a number alone"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_field_and_remedy(values, message):
