@@ -47,9 +47,9 @@ class SampleSettings:
     def check(self, backbone: "DiT") -> None:
         """Raise `ConfigError` unless every value keeps its rule and the sampler fits the model."""
         self._check_values()
-        if self.sampler not in SAMPLERS:
-            raise ConfigError(f"sampler={self.sampler!r} is unknown; {nearest(self.sampler, SAMPLERS)}")
         fitting, kind = fitting_samplers(backbone)
+        if self.sampler not in SAMPLERS:
+            raise ConfigError(f"sampler={self.sampler!r} is unknown; {nearest(self.sampler, fitting)}")
         if self.sampler not in fitting:
             raise ConfigError(f"sampler={self.sampler!r} does not fit {kind}; use {' or '.join(fitting)}")
         if self.remask > 0 and self.sampler not in CONFIDENCE:

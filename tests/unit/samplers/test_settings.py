@@ -59,3 +59,10 @@ def test_a_sampler_runs_only_on_models_it_fits(kind, sampler):
 
 def test_everything_at_once_on_a_model_with_a_latent():
     SampleSettings("entropy", steps=1, temperature=0.5, top_p=0.9, remask=0.5, guidance=-1.5).check(MODELS["rmdm"])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_an_unknown_sampler_is_told_of_those_that_fit_the_model(kind):
+    with pytest.raises(ConfigError) as caught:
+        SampleSettings(sampler="foo").check(MODELS[kind])
+    assert str(caught.value) == f"sampler='foo' is unknown; known: {', '.join(sorted(FITTING[kind]))}"
