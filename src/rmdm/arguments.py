@@ -46,10 +46,20 @@ def at_least_one(flag: str, value: int, what: str) -> int:
     return value
 
 
-def as_flag(message: str, names: Sequence[str]) -> str:
-    """A message about arguments (`top_p=0 is ...; use top_p=1`) with their flags instead (`--top-p 0 is ...`)."""
+def as_flag(message: str, names: Sequence[str], mentioned: Sequence[str] = ()) -> str:
+    """A message about arguments (`top_p=0 is ...; use top_p=1`) with their flags instead (`--top-p 0 is ...`).
+
+    Names that are `mentioned` are flags wherever they stand.
+    """
     for name in names:
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         message = re.sub(rf"^{name}(=|\b)", lambda m, flag=flag: f"{flag} " if m[1] else flag, message)
         message = re.sub(rf"(?<![\w.'\"-]){name}=('?)([^\s;,']+)\1", rf"{flag} \2", message)
+    for name in mentioned:
+        message = re.sub(rf"(?<![\w'\"-]){name}\b", flag_of(name), message)
     return message
+
+
+def flag_of(name: str) -> str:
+    """The flag of an argument."""
+    return f"--{name.replace('_', '-')}"

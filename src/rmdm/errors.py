@@ -12,6 +12,14 @@ class ConfigError(RMDMError):
     """A preset, field or flag is unknown, or its value breaks a rule."""
 
 
+class ArgumentsError(ConfigError):
+    """Arguments that do not go together; `names` are those the message mentions by their bare names."""
+
+    def __init__(self, message: str, *names: str) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class DataError(RMDMError):
     """A corpus, tokenizer or shard cannot be used."""
 

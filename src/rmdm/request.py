@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rmdm.errors import ConfigError, nearest
+from rmdm.errors import ArgumentsError, ConfigError, nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,20 +141,22 @@ class Request:
         if self.weight is not None and not 0 <= self.weight <= 1:
             raise ConfigError(f"weight={self.weight} is outside 0..1; use 0.5 for the middle")
         if self.weight is not None and self.between is None:
-            raise ConfigError(f"weight={self.weight} is for between; give two texts or latents, or drop it")
+            raise ArgumentsError(
+                f"weight={self.weight} is for between; give two texts or latents, or drop it", "between"
+            )
         if self.given is not None and self.given not in GIVEN:
             raise ConfigError(f"given={self.given!r} is unknown; {nearest(str(self.given), GIVEN)}")
         self._check_latent()
         affixes = self._named(AFFIXES)
         if self.infill is not None and affixes:
-            raise ConfigError(f"infill and {affixes[0]} exclude each other; write it all into the infill text")
+            raise ArgumentsError(
+                f"infill and {affixes[0]} exclude each other; write it all into the infill text", "infill", affixes[0]
+            )
         if self.given is not None and self.infill is None and not affixes:
-            raise ConfigError(f"given={self.given!r} is about given tokens; give a prefix, a suffix or an infill text")
+            raise _needs_tokens(f"given={self.given!r}")
         for name in self._named(RESAMPLING):
             if self.infill is None and not affixes:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} is about given tokens; give a prefix, a suffix or an infill text"
-                )
+                raise _needs_tokens(f"{name}={getattr(self, name)}")
             if self.given not in (None, "resample"):
                 raise ConfigError(f"{name}={getattr(self, name)} is for given='resample', not {self.given!r}; drop one")
 
@@ -191,12 +193,14 @@ class Request:
     def _check_latent(self) -> None:
         sources = self._named(SOURCES)
         if len(sources) > 1:
-            raise ConfigError(f"{sources[0]} and {sources[1]} both name a latent; give one of them")
+            raise ArgumentsError(f"{sources[0]} and {sources[1]} both name a latent; give one of them", *sources[:2])
         idle = self._named(
             ("latent_temperature", "given", *RESAMPLING, *(("latent_seed",) if self.has_fixed_latent else ()))
         )
         if sources and idle:
-            raise ConfigError(f"{idle[0]} has no say where {sources[0]} names the latent; give one of them")
+            raise ArgumentsError(
+                f"{idle[0]} has no say where {sources[0]} names the latent; give one of them", idle[0], sources[0]
+            )
 
     @property
     def has_fixed_latent(self) -> bool:
@@ -206,3 +210,9 @@ class Request:
     def _named(self, names: tuple[str, ...]) -> list[str]:
         """Those of the fields that were asked for."""
         return [name for name in names if getattr(self, name) is not None]
+
+
+def _needs_tokens(what: str) -> ArgumentsError:
+    """An error on an argument that says nothing where no tokens are given."""
+    remedy = "give a prefix, a suffix or an infill text"
+    return ArgumentsError(f"{what} is about given tokens; {remedy}", "prefix", "suffix", "infill")

@@ -252,7 +252,7 @@ def run_sample(args: argparse.Namespace, overrides: dict[str, Any], show: Show) 
 
         return sample_stage(args.model, request, args.device, None if args.json else show, frames=args.show)
     except ConfigError as error:
-        raise ConfigError(as_flag(str(error), [*names, "device"])) from None
+        raise ConfigError(as_flag(str(error), [*names, "device"], getattr(error, "names", ()))) from None
 
 
 def serve_flags(parser: argparse.ArgumentParser) -> None:

@@ -78,15 +78,20 @@ def test_json_is_one_object_with_the_settings_used(runs, capsys):
         ("rmdm", ["--infill", "anna was happy"], "--infill 'anna was happy' has no gap; write [MASK] or [MASK:3]"),
         ("rmdm", ["--infill", "anna [MASK:0]"], "'[MASK:0]' asks for no token"),
         ("rmdm", ["--infill", "anna [MASK:16]"], "--infill: 17 tokens do not fit the model's length"),
-        ("rmdm", ["--infill", "anna [MASK]", "--prefix", "anna"], "--infill and prefix exclude each other"),
+        ("rmdm", ["--infill", "anna [MASK]", "--prefix", "anna"], "--infill and --prefix exclude each other; "
+         "write it all into the --infill text"),
         ("rmdm", ["--infill", "ana [MASK]"], "'ana' is not in the model's vocabulary of 28; did you mean 'anna'?"),
-        ("rmdm", ["--like", "anna", "--between", "a", "a"], "--like and between both name a latent"),
+        ("rmdm", ["--like", "anna", "--between", "a", "a"], "--like and --between both name a latent"),
         ("rmdm", ["--between", "anna"], "argument --between: expected 2 arguments"),
         ("mdlm", ["--like", "anna"], "--like needs a latent, and tiny-mdlm has none; use an rmdm model"),
         ("mdlm", ["--guidance", "2"], "--guidance 2.0 on a model without a latent"),
         ("mdlm", ["--remask", "0.1"], "--remask 0.1 needs a sampler that knows how sure it was, not 'ancestral'; use "
          "max_prob or margin or entropy or balanced, or --remask 0"),
-        ("rmdm", ["--weight", "0.3"], "--weight 0.3 is for between; give two texts or latents, or drop it"),
+        ("rmdm", ["--weight", "0.3"], "--weight 0.3 is for --between; give two texts or latents, or drop it"),
+        ("rmdm", ["--draws", "3"], "--draws 3 is about given tokens; give a --prefix, a --suffix or an --infill text"),
+        ("rmdm", ["--like", "a", "--given", "prior", "--prefix", "anna"], "--given has no say where --like names the"),
+        ("rmdm", ["--sampler", "foo"], "--sampler 'foo' is unknown; known: ancestral, balanced, entropy, margin, "
+         "max_prob, spaced\n"),
         ("ar", ["--infill", "anna [MASK]"], "--infill does not fit an autoregressive model"),
     ],
 )  # fmt: skip
