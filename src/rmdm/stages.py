@@ -85,8 +85,8 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         return {"finished": False, "step": result.step, "run": str(out), "exit": 128 + result.signal}
     if here.is_main:
         show(
-            f"train: step {result.step} in {result.seconds:.0f} s ({result.units_per_second:,.0f} tokens/s, start-up "
-            f"and pauses counted); model in {result.checkpoint / 'model'}; next: rmdm sample {out}"
+            f"train: step {result.step} in {in_seconds(result.seconds)} ({result.units_per_second:,.0f} tokens/s, "
+            f"start-up and pauses counted); model in {result.checkpoint / 'model'}; next: rmdm sample {out}"
         )
     valid = result.validation.figures if result.validation else {}
     return {
@@ -99,6 +99,11 @@ def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
         "run": str(out),
         "checkpoint": str(result.checkpoint),
     }
+
+
+def in_seconds(seconds: float) -> str:
+    """A duration, with a decimal where it is below ten seconds."""
+    return f"{seconds:.1f} s" if round(seconds, 1) < 10 else f"{seconds:.0f} s"
 
 
 def torch_device(name: str) -> Any:
