@@ -63,9 +63,7 @@ def consistency(
 
     `settings` stand in for the model's own.
     """
-    size = model.config.data.storyworld
-    if size is None:
-        raise ConfigError(f"{model.config.name} was not trained on storyworld, so its stories cannot be checked")
+    size = storyworld_of(model)
     rows, writer = [], model.writer()
     settings = settings or model.config.sample
     for count in steps if not model.backbone.causal else (model.backbone.length,):
@@ -80,6 +78,14 @@ def consistency(
         figures = measure_stories(texts, size, training)
         rows.append(StoryRow(arm or model.config.name, count, seconds, figures, how.words(), model.config.seed))
     return rows
+
+
+def storyworld_of(model: Model) -> str:
+    """The storyworld a model was trained on; raises `ConfigError` where it was another text."""
+    data = model.config.data
+    if data.storyworld is None or data.path is not None or data.dataset is not None:
+        raise ConfigError(f"{model.config.name} was not trained on storyworld, so its stories cannot be checked")
+    return data.storyworld
 
 
 def latents_of_rows(model: Model, z_nGK: np.ndarray, seed: int = 0) -> Tensor:
@@ -115,10 +121,11 @@ def measure_runs(
     sizes: dict[str, TrainingStories] = {}
     for run in runs:
         model = load_model(run, device)
-        shards, size = shard_dir(model.config.data), model.config.data.storyworld
+        size = storyworld_of(model)
+        shards = shard_dir(model.config.data)
         if shards not in training:
             training[shards] = TrainingStories.open(shards, model.tokenizer)
-        sizes.setdefault(size or "", training[shards])
+        sizes.setdefault(size, training[shards])
         settings = replace(model.config.sample, **changes)
         asked = {
             **model_identity(model.folder, device),
@@ -144,7 +151,7 @@ def measure_runs(
 
         measured = recorded(run / "eval" / "stories.json", asked, measure, show)
         rows += [StoryRow.from_json(row) for row in measured]
-    return rows + [true_row(size, stories, n) for size, stories in sizes.items() if size]
+    return rows + [true_row(size, stories, n) for size, stories in sizes.items()]
 
 
 def held_out_latents(model: Model, run: Path, shards: Path, n: int) -> Tensor:
