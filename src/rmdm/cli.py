@@ -4,12 +4,12 @@ What the verbs are is in `rmdm.verbs`.
 """
 
 import argparse
-import contextlib
+import difflib
 import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from rmdm import __version__
@@ -81,7 +81,7 @@ def dispatch(args: list[str], wants_json: bool) -> Outcome | None:
     verb, parser = find_verb(args[0])
     if verb.takes_config and {"-h", "--help"} & set(args):
         print(parser.format_help())
-        print_config_help(args)
+        print_config_help(args, verb.sections)
         return None
     known, overrides = parse(args)
 
@@ -165,7 +165,7 @@ def read_overrides(words: list[str], own: set[str]) -> dict[str, Any]:
         if not flag.startswith("--"):
             raise ConfigError(f"unexpected argument {flag!r}; settings are given as --name value")
         if name not in flags:
-            raise ConfigError(f"unknown flag {flag!r}; {nearest(name, [*flags, *own])}")
+            raise ConfigError(f"unknown flag {flag!r}; {nearest_flag(name, flags, own)}")
         end = at + 1
         while not inline and end < len(words) and not words[end].startswith("--"):
             end += 1
@@ -182,15 +182,24 @@ def read_overrides(words: list[str], own: set[str]) -> dict[str, Any]:
     return overrides
 
 
-def print_config_help(args: list[str]) -> None:
-    """The config's fields with their meaning, with the preset's values as defaults if one is named."""
-    import tyro
+def nearest_flag(name: str, settings: Iterable[str], own: Iterable[str]) -> str:
+    """A clause that suggests what was meant: by the last part of a dotted name where no dots were given."""
+    ends: dict[str, list[str]] = {flag: [flag] for flag in own}
+    for flag in sorted(settings, key=lambda flag: flag.count(".")):
+        ends.setdefault(f"--{flag.removeprefix('--').rpartition('.')[2]}", []).append(flag)
+    if "." not in name and (close := difflib.get_close_matches(name, ends, n=1, cutoff=0.6)):
+        return f"did you mean {' or '.join(map(repr, ends[close[0]]))}?"
+    close = difflib.get_close_matches(name, [*settings, *own], n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "'rmdm run PRESET --help' lists all"
 
+
+def print_config_help(args: list[str], sections: Sequence[str]) -> None:
+    """The settings a verb uses with their meaning, and their values in the preset if one is named."""
     from rmdm.config import Config
     from rmdm.presets import load_config
+    from rmdm.settings_help import settings_help
 
     refs = [word for word in args[1:] if not word.startswith("-")]
-    base = load_config(refs[0]) if refs else Config()
-    off, prog = (tyro.conf.FlagConversionOff,), f"rmdm {args[0]} PRESET"
-    with contextlib.suppress(SystemExit):
-        tyro.cli(Config, args=["--help"], default=base, config=off, prog=prog)
+    others = " ('rmdm run PRESET --help' lists those of the other stages, which are accepted too)" if sections else ""
+    print(f"Settings of 'rmdm {args[0]}'{others}:\n")
+    print(settings_help(load_config(refs[0]) if refs else Config(), sections))

@@ -4,14 +4,16 @@ Only what parsing needs is imported here; the modules that do the work are impor
 """
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rmdm.arguments import as_flag
-from rmdm.errors import ConfigError
+from rmdm.errors import ConfigError, DataError, OtherShardsError
 from rmdm.kinds import Outcome, Show, add_kinds
 
 
@@ -25,6 +27,11 @@ class Verb:
     run: Callable[[argparse.Namespace, dict[str, Any], Show], Outcome]
     takes_more: bool = False
     """Whether it takes several presets."""
+    sections: tuple[str, ...] = ()
+    """For those that take a preset: the sections of settings the verb uses; none named: all."""
+
+
+PRESET_HELP = "PRESET: a preset's name, a YAML file or a run directory. FIELD: one of the settings below."
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +42,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def preset_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the verbs that work on a preset."""
     parser.usage = "%(prog)s PRESET [--out OUT] [--json] [--FIELD VALUE ...]"
-    parser.epilog = "PRESET: a preset's name, a YAML file or a run directory. The fields follow below."
+    parser.epilog = PRESET_HELP
     parser.add_argument("--out", help="run directory (default: runs/<name>)")
 
 
@@ -44,6 +51,36 @@ def run_out(ref: str, out: str | None, config: Any) -> Path:
     if out:
         return Path(out)
     return Path(ref) if (Path(ref) / "config.yaml").is_file() else Path("runs") / config.name
+
+
+def check_out(out: str | None) -> None:
+    """Raise `ConfigError` if --out names a folder that is not there and cannot be made."""
+    if out is None or Path(out).exists():
+        return
+    above = next(folder for folder in Path(out).parents if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".rmdm-", dir=above):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--out {out} cannot be made ({reason} in {above}); name a folder that can") from None
+
+
+@contextlib.contextmanager
+def advice_for(ref: str, out: Path | None = None) -> Iterator[None]:
+    """Errors say what to do about the preset, file or run that was named, not about any."""
+    try:
+        yield
+    except OtherShardsError as error:
+        if not (Path(ref) / "checkpoints").exists():
+            raise
+        remedy = f"{ref} was trained on these, so leave that as it is, or give a preset and another --out"
+        raise DataError(f"{error.difference}; {remedy}") from None
+    except DataError as error:
+        any_preset = f"'rmdm align PRESET --out {out}'"
+        if any_preset not in str(error):
+            raise
+        raise DataError(str(error).replace(any_preset, f"'rmdm align {ref} --out {out}'")) from None
 
 
 def run_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +96,12 @@ def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> 
     from rmdm.presets import resolve_config
     from rmdm.stages import run_presets
 
+    check_out(args.out)
     refs = [args.preset, *args.more]
     configs = [resolve_config(ref, overrides) for ref in refs]
     if len(refs) == 1:
-        return run_presets([(configs[0], run_out(args.preset, args.out, configs[0]))], args.resume, show)
+        with advice_for(args.preset):
+            return run_presets([(configs[0], run_out(args.preset, args.out, configs[0]))], args.resume, show)
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise ConfigError(f"two of {', '.join(refs)} have the same name; give each preset once")
@@ -75,13 +114,16 @@ def run_prepare(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
     from rmdm.presets import resolve_config
     from rmdm.stages import prepare_stage
 
-    return prepare_stage(resolve_config(args.preset, overrides), show, Path(args.out) if args.out else None)
+    check_out(args.out)
+    config = resolve_config(args.preset, overrides)
+    with advice_for(args.preset):
+        return prepare_stage(config, show, Path(args.out) if args.out else None)
 
 
 def encode_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `encode`, which writes beside the shards."""
     parser.usage = "%(prog)s PRESET [--json] [--FIELD VALUE ...]"
-    parser.epilog = "PRESET: a preset's name, a YAML file or a run directory. The fields follow below."
+    parser.epilog = PRESET_HELP
 
 
 def run_encode(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
@@ -89,7 +131,9 @@ def run_encode(args: argparse.Namespace, overrides: dict[str, Any], show: Show) 
     from rmdm.presets import resolve_config
     from rmdm.stages import encode_stage
 
-    return encode_stage(resolve_config(args.preset, overrides), show)
+    config = resolve_config(args.preset, overrides)
+    with advice_for(args.preset):
+        return encode_stage(config, show)
 
 
 def align_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,8 +148,10 @@ def run_align(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -
     from rmdm.presets import resolve_config
     from rmdm.stages import align_stage
 
+    check_out(args.out)
     config = resolve_config(args.preset, overrides)
-    return align_stage(config, run_out(args.preset, args.out, config), args.resume, show)
+    with advice_for(args.preset):
+        return align_stage(config, run_out(args.preset, args.out, config), args.resume, show)
 
 
 def latents_flags(parser: argparse.ArgumentParser) -> None:
@@ -141,8 +187,11 @@ def run_train(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -
     from rmdm.presets import resolve_config
     from rmdm.stages import train_stage
 
+    check_out(args.out)
     config = resolve_config(args.preset, overrides)
-    return train_stage(config, run_out(args.preset, args.out, config), args.resume, show)
+    out = run_out(args.preset, args.out, config)
+    with advice_for(args.preset, out):
+        return train_stage(config, out, args.resume, show)
 
 
 def eval_flags(parser: argparse.ArgumentParser) -> None:
@@ -308,11 +357,17 @@ def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
     return {"presets": listing}
 
 
+STAGE_ONE = ("data", "encoder", "latent", "meanflow")
+"""The sections that stage I is made of."""
 VERBS: dict[str, Verb] = {
     "run": Verb("run whole presets, stage by stage, skipping what is done", True, run_flags, run_all, True),
-    "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare),
-    "encode": Verb("embed every row with a pretrained encoder", True, encode_flags, run_encode),
-    "align": Verb("train the flow that makes the embeddings Gaussian", True, align_flags, run_align),
+    "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare, sections=("data",)),
+    "encode": Verb(
+        "embed every row with a pretrained encoder", True, encode_flags, run_encode, sections=STAGE_ONE[:-1]
+    ),
+    "align": Verb(
+        "train the flow that makes the embeddings Gaussian", True, align_flags, run_align, sections=STAGE_ONE
+    ),
     "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents),
     "train": Verb("train a model on prepared shards", True, train_flags, run_train),
     "eval": Verb("measure trained models", False, eval_flags, run_eval),

@@ -82,6 +82,45 @@ def test_shards_of_another_tokenizer(capfd, tmp_path):
     assert "tokenizer" in line
 
 
+def test_other_data_for_a_trained_run(capfd, tmp_path, shards):
+    """Given a trained run, when other data is asked for, then nobody is told to delete what it was trained on."""
+    flags = ["storyworld-mini-mdlm", *small_flags(data__dir=str(shards)), "--train.steps", "1", "--out", "run"]
+    assert main(["train", *flags]) == 0
+    capfd.readouterr()
+    for verb in ("train", "prepare", "run"):
+        line = fails(capfd, verb, "run", "--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab_size", "600")
+        assert "this run asks for tokenizer bpe vocab_size=600" in line
+        assert line.endswith("; run was trained on these, so leave that as it is, or give a preset and another --out")
+    assert "delete that folder" in fails(capfd, "train", *flags, "--data.length", "16")
+
+
+def test_training_without_a_flow_names_the_file_that_was_given(capfd, tmp_path, shards):
+    (tmp_path / "mine.yaml").write_text("base: storyworld-mini\nname: mine\n")
+    data = [*small_flags(data__dir=str(shards), process="rmdm"), "--encoder.name", "all-MiniLM-L6-v2"]
+    line = fails(capfd, "train", "mine.yaml", *data)
+    assert "runs/mine holds no finished flow; train one with 'rmdm align mine.yaml --out runs/mine'" in line
+    line = fails(capfd, "train", "mine.yaml", *data, "--latent.flow", "other")
+    assert "other holds no finished flow; train one with 'rmdm align PRESET --out other'" in line
+
+
+@pytest.mark.parametrize("verb", ["prepare", "align", "train", "run"])
+def test_a_run_directory_that_cannot_be_made(capfd, tmp_path, verb):
+    (tmp_path / "file").touch()
+    line = fails(capfd, verb, "storyworld-mini", "--out", "file/run")
+    assert line == "rmdm: --out file/run cannot be made (Not a directory in file); name a folder that can"
+
+
+def test_stories_of_another_corpus_are_refused_before_anything_else(capfd, tmp_path, shards):
+    # Shards whose source is gone are used as they are.
+    run = ["--data.storyworld", "null", "--data.path", "gone.jsonl", "--train.steps", "1", "--out", "run"]
+    assert main(["train", "storyworld-mini-mdlm", *small_flags(data__dir=str(shards)), *run]) == 0
+    capfd.readouterr()
+    assert main(["eval", "stories", "run"]) == 2
+    said = capfd.readouterr()
+    assert "was not trained on storyworld, so its stories cannot be checked" in said.err
+    assert said.out == ""
+
+
 def test_a_manifest_that_names_another_tokenizer_than_the_one_beside_it(capfd, tmp_path):
     (tmp_path / "text.jsonl").write_text(TEXT)
     command = prepare("text.jsonl", "--data.dir", "shards")

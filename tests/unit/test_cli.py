@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ import torch
 from rmdm import cli
 from rmdm.arguments import step_counts
 from rmdm.cli import main, read_overrides
+from rmdm.config import Config, field_names
 from rmdm.errors import ConfigError
 from rmdm.presets import load_config, resolve_config, save_config
+from rmdm.settings_help import settings_help
 from rmdm.verbs import run_out
 
 
@@ -36,6 +39,33 @@ def test_help_of_a_verb_shows_the_fields_with_the_presets_values(capsys):
     assert "--optim.lr" in out
     assert "Peak learning rate." in out
     assert "--resume" in out
+    assert out.count("usage:") == 1
+    assert "--train.steps INT\n      Optimiser steps. (default: 480)" in out
+    assert "--train.micro_batch INT or null\n" in out
+
+
+@pytest.mark.parametrize(
+    ("verb", "sections"),
+    [
+        ("prepare", ["data"]),
+        ("encode", ["data", "encoder", "latent"]),
+        ("align", ["data", "encoder", "latent", "meanflow"]),
+        ("train", ["data", "encoder", "latent", "meanflow", "model", "optim", "train", "sample"]),
+    ],
+)
+def test_help_shows_the_settings_that_a_verb_uses(verb, sections, capsys):
+    assert main([verb, "storyworld-mini", "--help"]) == 0
+    out = capsys.readouterr().out
+    shown = dict.fromkeys(re.findall(r"^  --(\w+)\.", out, re.MULTILINE))
+    assert list(shown) == sections
+    assert "\n  --seed INT\n" in out
+    assert ("accepted too" in out) == (verb != "train")
+
+
+def test_help_explains_every_setting():
+    out = settings_help(load_config("storyworld-mini"))
+    explained = re.findall(r"^  --([\w.]+) .+\n      \S", out, re.MULTILINE)
+    assert sorted(explained) == sorted(field_names(Config))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +76,17 @@ def test_help_of_a_verb_shows_the_fields_with_the_presets_values(capsys):
         (["run", "--out", "x"], "needs a preset first"),
         (["run", "storyworld-mni"], "did you mean 'storyworld-mini'?"),
         (["run", "storyworld-mini", "--optim.lrr", "1"], "unknown flag '--optim.lrr'; did you mean '--optim.lr'?"),
+        (["run", "storyworld-mini", "--lr", "1"], "flag '--lr'; did you mean '--optim.lr' or '--meanflow.optim.lr'?"),
+        (["run", "storyworld-mini", "--vocab-sze", "1"], "did you mean '--data.tokenizer.vocab_size'?"),
+        (
+            ["run", "storyworld-mini", "--precision", "1"],
+            "did you mean '--encoder.precision' or '--train.precision' or",
+        ),
+        (["run", "storyworld-mini", "--zzz", "1"], "unknown flag '--zzz'; 'rmdm run PRESET --help' lists all"),
+        (
+            ["train", "storyworld-mini", "--out", "/proc/foo"],
+            "--out /proc/foo cannot be made (",
+        ),
         (["run", "storyworld-mini", "--outt", "1"], "unknown flag '--outt'; did you mean '--out'?"),
         (["run", "storyworld-mini", "--optim.lr"], "--optim.lr needs a value"),
         (["run", "storyworld-mini", "--optim.lr", "abc"], "optim.lr='abc'"),
