@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rmdm.model import Model
     from rmdm.request import Generation, Request, SeedLatent, TextLatent
 
-# torch's OpenMP threads wait for one another by spinning, 300,000 times over unless told otherwise. While another process
-# computes on the same cores they spin their turns away: two at once then take four times as long as one after the other.
-# So short a spin costs nothing on an idle machine (docs/performance.md). It is read when torch is imported.
+# torch's OpenMP threads wait for one another by spinning, 300,000 times over unless told otherwise. While another
+# process computes on the same cores they spin their turns away: two at once then take four times as long as one after
+# the other. So short a spin costs nothing on an idle machine (docs/performance.md). It is read when torch is imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
