@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rmdm.backbone.products import product
 from rmdm.backbone.triton_here import fuses
 
 # Elements of one chunk of logits: large enough to keep a GPU's matrix units busy, small enough for a CPU's memory.
 CHUNK_ELEMENTS = {"cuda": 2**28, "cpu": 2**22}
-IN_PLACE = 2
+IN_PLACE = 4
 """Times as many where the gradient takes the logits' place, instead of lying beside them and their float32 copies."""
 
 
@@ -66,8 +67,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for h, target, weight in zip(h_ND.split(rows), target_N.split(rows), weight_N.split(rows), strict=True):
             row_loss, d_logits = _loss_and_gradient(h, head, target, weight, vocab_size, score_entropy)
             loss = loss + (row_loss * weight).sum()
-            d_h.append(d_logits @ head)
-            d_head = d_head + d_logits.T @ h
+            d_h.append(product(d_logits, head))
+            d_head = d_head + product(d_logits, h, a_turned=True)
         ctx.save_for_backward(torch.cat(d_h), d_head)
         ctx.head_dtype = head_VD.dtype
         return loss
@@ -91,7 +92,7 @@ def _loss_and_gradient(
     if fuses(h_ND):
         from rmdm.backbone.kernels import loss_and_gradient_
 
-        d_logits = h_ND @ head_PD.T
+        d_logits = product(h_ND, head_PD, b_turned=True)
         return loss_and_gradient_(d_logits, target_N, weight_N, vocab_size, score_entropy), d_logits
     logits, shift, row_loss = _logits_and_loss(h_ND, head_PD, target_N, vocab_size, score_entropy)
     hit = torch.arange(vocab_size, device=h_ND.device)[None, :] == target_N[:, None]

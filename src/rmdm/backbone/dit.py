@@ -19,8 +19,9 @@ Shapes: B rows, L positions, D width, H heads, V vocabulary, N selected position
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +29,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rmdm.backbone.dropout import dropout
-from rmdm.backbone.gelu import gelu
 from rmdm.backbone.latent import Latent
 from rmdm.backbone.places import only_at, pick
+from rmdm.backbone.products import linear, mlp
 from rmdm.backbone.time import Time
 from rmdm.backbone.triton_here import fuses
 from rmdm.config import ModelConfig
@@ -102,10 +103,11 @@ class Block(nn.Module):
         layer: int,
         causal: bool,
         condition: int | None = None,
-        activation: Callable[[Tensor], Tensor] = gelu,
+        kernels: bool = True,
     ) -> None:
         super().__init__()
-        D, self.heads, self.layer, self.causal, self.activation = config.width, config.heads, layer, causal, activation
+        D, self.heads, self.layer, self.causal = config.width, config.heads, layer, causal
+        self.kernels = kernels  # of ours may be used; they cannot be differentiated forward
         hidden = int(config.mlp_ratio * D)
         self.norm1, self.norm2 = LayerNorm(D), LayerNorm(D)
         self.qkv = nn.Linear(D, 3 * D, bias=False)
@@ -157,18 +159,26 @@ class Block(nn.Module):
     ) -> Tensor:
         """What attention adds to the residual stream, but for its gate."""
         B, L, D = m_BLD.shape
-        q, k, v = self.qkv(m_BLD).view(B, L, 3, self.heads, D // self.heads).unbind(2)
+        q, k, v = self.times(self.qkv, m_BLD).view(B, L, 3, self.heads, D // self.heads).unbind(2)
         q, k, v = rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and L > 1)
-        a_BLD = only_at(at_N, self.out, a.transpose(1, 2).reshape(B, L, D))
+        a_BLD = only_at(at_N, partial(self.times, self.out), a.transpose(1, 2).reshape(B, L, D))
         return dropout(a_BLD, self.dropout, noise_key_B, 2 * self.layer)
 
     def widen(self, m_BLD: Tensor, noise_key_B: Tensor | None = None, at_N: Tensor | None = None) -> Tensor:
         """What the MLP adds to it, but for its gate."""
-        m_BLD = only_at(at_N, lambda m: self.down(self.activation(self.up(m))), m_BLD)
+        m_BLD = only_at(at_N, self.mlp, m_BLD)
         return dropout(m_BLD, self.dropout, noise_key_B, 2 * self.layer + 1)
+
+    def times(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """x W^T."""
+        return linear(layer, x) if self.kernels else layer(x)
+
+    def mlp(self, m: Tensor) -> Tensor:
+        """GELU(m A^T) B^T."""
+        return mlp(self.up, self.down, m) if self.kernels else self.down(F.gelu(self.up(m)))
 
     def vectors(self, c_BGC: Tensor | None, six_BG6D: Tensor | None, positions: int) -> Sequence[Tensor]:
         """Shift, scale - 1 and gate - 1 of attention, then of the MLP: (D) each, or (B, G, 1, D)."""
@@ -243,8 +253,8 @@ class DiT(nn.Module):
             nn.init.normal_(self.places, std=std)
         for block in self.blocks:
             assert isinstance(block, Block)
-            for linear in (block.qkv, block.up):
-                nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
+            for layer in (block.qkv, block.up):
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
             # Blocks start as the identity through these two matrices; a gate vector at zero would open far more slowly.
             for start_at_zero in (block.out.weight, block.down.weight, block.modulation):
                 nn.init.zeros_(start_at_zero)

@@ -28,6 +28,8 @@ NORM_PART = 256
 BACK_ROWS, BACK_WARPS, BACK_PROGRAMS = 1, 2, 1056
 """Positions at once, warps and programs of the backward pass, each of which adds up the gradients of its share of the
 positions; eight fit on each of the 132 processors of an H200. Fewer and larger ones wait longer for memory."""
+ROTATE_ROWS, ROTATE_WARPS = 4, 4
+"""Positions that one program turns, and its warps: one each."""
 BLOCK, WARPS = 4096, 8
 """Logits that a program looks at at once, and its warps."""
 GELU_BLOCK, GELU_WARPS = 2048, 4
@@ -165,12 +167,13 @@ def _residual_norm(
 
 def residual_norm(
     h_ND: Tensor, rows_R: Tensor, a_ND: Tensor | None, gate: Vector | None, scale: Vector, shift: Vector | None,
-    length: int, at_N: Tensor | None = None, out_ND: Tensor | None = None,
+    length: int, at_N: Tensor | None = None, out_ND: Tensor | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """h += (1 + gate) a, in place or to `out_ND`, then (1 + scale) LN(h) + shift; without `shift`, scale LN(h).
 
     The positions are those of R rows of `length`, one after another, or those of them that `at_N` names; row r has the
-    modulations of row `rows_R[r]`, or of the only one there is. Of one call all have the same layout.
+    modulations of row `rows_R[r]`, or of the only one there is. Of one call all have the same layout. The result is of
+    `dtype`, or of h's.
     """
     N, D = h_ND.shape
     first = gate if gate is not None else scale
@@ -182,7 +185,7 @@ def residual_norm(
         unit_step = unit.stride(1) if unit is not None else 1
         if group * groups != length:
             raise ValueError(f"{groups} groups do not divide rows of {length} positions")
-    m_ND, part, unused = torch.empty_like(h_ND), part_of(D), scale.operands()
+    m_ND, part, unused = torch.empty_like(h_ND, dtype=dtype), part_of(D), scale.operands()
     _residual_norm[(triton.cdiv(N, NORM_ROWS),)](
         h_ND, a_ND if a_ND is not None else h_ND, out_ND if out_ND is not None else h_ND, m_ND,
         *(gate.operands() if gate is not None else unused), *scale.operands(),
@@ -318,6 +321,53 @@ def part_of(width: int) -> int:
     """Numbers of a position to read at once: as many as divide it up, if those are not too few."""
     even = min(NORM_PART, width & -width)
     return even if even >= min(64, width) else min(NORM_PART, triton.next_power_of_2(width))
+
+
+@triton.jit
+def _turned(column_C, place_R1, HALF: tl.constexpr):
+    """Where the first number of each pair lies."""
+    at_RC = place_R1 + (column_C // HALF * (2 * HALF) + column_C % HALF)[None, :]
+    return tl.max_contiguous(tl.multiple_of(at_RC, [1, 8]), [1, 8]) if HALF % 8 == 0 else at_RC
+
+
+@triton.jit
+def _rotate(
+    x, cos, sin, N, L, stride,
+    PAIRS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    PARTS: tl.constexpr = (PAIRS + PART - 1) // PART
+    position_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row_R, place_R1, angle_R1 = position_R < N, position_R[:, None] * stride, (position_R % L)[:, None] * HALF
+    # All that comes from far is asked for first, so that it is on its way at the same time.
+    x1_P, x2_P = (), ()
+    for k in tl.static_range(PARTS):
+        column_C = k * PART + tl.arange(0, PART)
+        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < PAIRS)[None, :]
+        at_RC = _turned(column_C, place_R1, HALF)
+        x1_P, x2_P = x1_P + (tl.load(x + at_RC, mask=seen_RC),), x2_P + (tl.load(x + at_RC + HALF, mask=seen_RC),)
+    for k in tl.static_range(PARTS):
+        column_C = k * PART + tl.arange(0, PART)
+        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < PAIRS)[None, :]
+        if k == 0 or PART % HALF != 0:  # every part has the same angles if it has whole heads
+            angle_RC = angle_R1 + (column_C % HALF)[None, :]
+            if HALF % 8 == 0:
+                angle_RC = tl.max_contiguous(tl.multiple_of(angle_RC, [1, 8]), [1, 8])
+            cos_RC, sin_RC = tl.load(cos + angle_RC), tl.load(sin + angle_RC)
+        at_RC = _turned(column_C, place_R1, HALF)
+        x1_RC, x2_RC = x1_P[k].to(tl.float32), x2_P[k].to(tl.float32)
+        tl.store(x + at_RC, (x1_RC * cos_RC - x2_RC * sin_RC).to(x.dtype.element_ty), mask=seen_RC)
+        tl.store(x + at_RC + HALF, (x1_RC * sin_RC + x2_RC * cos_RC).to(x.dtype.element_ty), mask=seen_RC)
+
+
+def rotate_(x_NK: Tensor, heads: int, cos_LE: Tensor, sin_LE: Tensor) -> None:
+    """Turn the first `heads` heads of every position in place; rows are as long as the tables."""
+    N, half = len(x_NK), cos_LE.shape[1]
+    pairs = heads * half
+    part = part_of(pairs)
+    _rotate[(triton.cdiv(N, ROTATE_ROWS),)](
+        x_NK, cos_LE, sin_LE, N, len(cos_LE), x_NK.stride(0), PAIRS=pairs, HALF=half, ROWS=ROTATE_ROWS, PART=part,
+        WHOLE=N % ROTATE_ROWS == 0 and pairs % part == 0, num_warps=ROTATE_WARPS,
+    )  # fmt: skip
 
 
 LOG2E = tl.constexpr(math.log2(math.e))

@@ -13,7 +13,6 @@ Shapes: B rows, G groups, D dimensions of a group, W width.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rmdm.backbone.dit import Block, LayerNorm, Rotary
@@ -39,10 +38,8 @@ class FlowNet(nn.Module):
         self.register_buffer("frequency", torch.linspace(0.5, FASTEST, FREQUENCIES), persistent=False)
         self.time = nn.Sequential(nn.Linear(4 * FREQUENCIES + 1, W), nn.SiLU(), nn.Linear(W, CONDITION), nn.SiLU())
         self.rotary = Rotary(W // config.heads, groups)
-        # Torch's own GELU: stage I differentiates forward, and our kernel knows backward only.
-        self.blocks = nn.ModuleList(
-            Block(trunk, layer, causal=False, activation=F.gelu) for layer in range(config.layers)
-        )
+        # Stage I differentiates forward.
+        self.blocks = nn.ModuleList(Block(trunk, layer, causal=False, kernels=False) for layer in range(config.layers))
         self.modulate = nn.ModuleList(nn.Linear(CONDITION, 6 * W, bias=False) for _ in range(config.layers))
         self.norm = LayerNorm(W)
         self.leave_modulate = nn.Linear(CONDITION, 2 * W)
@@ -67,9 +64,7 @@ class FlowNet(nn.Module):
 
     def forward(self, z_BGD: Tensor, r_B: Tensor, t_B: Tensor) -> Tensor:
         """u(z_t, r, t), (B, G, D)."""
-        angle = torch.cat((torch.outer(t_B, self.frequency), torch.outer(t_B - r_B, self.frequency)), dim=-1)
-        length_B = z_BGD.float().square().flatten(1).mean(1).add(1e-6).log()
-        c_BC = self.time(torch.cat((angle.cos(), angle.sin(), length_B[:, None]), dim=-1))
+        c_BC = self.causes(z_BGD, r_B, t_B)
         h = self.enter(z_BGD) + self.places
         cos, sin = self.rotary(0, self.groups)
         for block, modulate in zip(self.blocks, self.modulate, strict=True):
@@ -77,3 +72,9 @@ class FlowNet(nn.Module):
         shift, scale = self.leave_modulate(c_BC)[:, None].chunk(2, dim=-1)
         around = self.around(h * (1 + self.around_modulate(c_BC))[:, None])
         return self.leave((self.norm(h) * (1 + scale) + shift).to(h.dtype)) + around
+
+    def causes(self, z_BGD: Tensor, r_B: Tensor, t_B: Tensor) -> Tensor:
+        """The condition of every block, (B, C): of the times, and of the row's length."""
+        angle = torch.cat((torch.outer(t_B, self.frequency), torch.outer(t_B - r_B, self.frequency)), dim=-1)
+        length_B = z_BGD.float().square().flatten(1).mean(1).add(1e-6).log()
+        return self.time(torch.cat((angle.cos(), angle.sin(), length_B[:, None]), dim=-1))

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rmdm.backbone.cublaslt import GELU, multiply
 from rmdm.backbone.dit import Block, DiT
 
 FIXED_LAST = 1024
@@ -18,15 +19,9 @@ FIXED_LAST = 1024
 
 
 @torch.no_grad()
-def fused_forward(
-    backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, at_N: Tensor, rows_R: Tensor, zero_K: Tensor
-) -> Tensor:
-    """Hidden states (N, D) at places r L + l, row r under the modulations of row `rows_R[r]` of `six`, packed or not.
-
-    `zero_K` is the bias of the hidden layers.
-    """
-    from rmdm.backbone.kernels import Vector, residual_norm
-    from rmdm.samplers.kernels import rotate_
+def fused_forward(backbone: DiT, x_RL: Tensor, six: Sequence[Tensor] | None, at_N: Tensor, rows_R: Tensor) -> Tensor:
+    """Hidden states (N, D) at places r L + l; row r has the modulations of row `rows_R[r]` of `six`, packed or not."""
+    from rmdm.backbone.kernels import Vector, residual_norm, rotate_
 
     if backbone.causal:
         raise ValueError("a fused pass sees the whole row, and this model must not")
@@ -54,7 +49,7 @@ def fused_forward(
 
     def attended(block: Block, m_ND: Tensor) -> Tensor:
         """What attention finds, before its output matrix."""
-        qkv_NK = F.linear(m_ND, block.qkv.weight.to(m_ND.dtype))
+        qkv_NK = multiply(m_ND, block.qkv.weight.to(m_ND.dtype), b_turned=True)
         rotate_(qkv_NK, 2 * block.heads, cos, sin)
         q, k, v = qkv_NK.view(R, L, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(R * L, -1)
@@ -62,10 +57,10 @@ def fused_forward(
     def add_both(k: int, h_ND: Tensor, a_ND: Tensor, at_N: Tensor | None) -> Tensor:
         """Add attention, then the MLP, to the residual stream at some places or at all; what follows is normalised."""
         block, (_, _, gate1, shift2, scale2, gate2) = blocks[k], vectors[k]
-        a_ND = F.linear(a_ND, block.out.weight.to(a_ND.dtype))
+        a_ND = multiply(a_ND, block.out.weight.to(a_ND.dtype), b_turned=True)
         m_ND = residual_norm(h_ND, rows_R, a_ND, gate1, scale2, shift2, L, at_N)
-        u_NK = torch._addmm_activation(zero_K, m_ND, block.up.weight.to(m_ND.dtype).T, use_gelu=True)
-        d_ND = F.linear(u_NK, block.down.weight.to(m_ND.dtype))
+        u_NK = multiply(m_ND, block.up.weight.to(m_ND.dtype), b_turned=True, epilogue=GELU)
+        d_ND = multiply(u_NK, block.down.weight.to(m_ND.dtype), b_turned=True)
         last = k + 1 == count
         scale1, shift1 = (Vector(backbone.norm_scale), None) if last else (vectors[k + 1][1], vectors[k + 1][0])
         return residual_norm(h_ND, rows_R, d_ND, gate2, scale1, shift1, L, at_N)

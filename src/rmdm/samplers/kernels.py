@@ -1,4 +1,4 @@
-"""Triton kernels for writing on a GPU: rotation of queries and keys, exact draws of tokens, modulations in 8 bits.
+"""Triton kernels for writing on a GPU: exact draws of tokens, and modulations in 8 bits.
 
 Each reads its operands once and writes its result once, where a chain of torch's own goes to memory and back at every
 link. Under `TRITON_INTERPRET=1` they run on a CPU, number by number, which is how they are tested without a GPU.
@@ -11,62 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rmdm.backbone.kernels import part_of
 from rmdm.samplers.categorical import RUN
 
-ROTATE_ROWS, ROTATE_WARPS = 4, 4
-"""Positions that one program turns, and its warps: one each."""
 RUNS = 4
 """Runs of tokens that one program adds up."""
 LEAST = tl.constexpr(-1e30)
 """Below every logit."""
-
-
-@triton.jit
-def _turned(column_C, place_R1, HALF: tl.constexpr):
-    """Where the first number of each pair lies."""
-    at_RC = place_R1 + (column_C // HALF * (2 * HALF) + column_C % HALF)[None, :]
-    return tl.max_contiguous(tl.multiple_of(at_RC, [1, 8]), [1, 8]) if HALF % 8 == 0 else at_RC
-
-
-@triton.jit
-def _rotate(
-    x, cos, sin, N, L, stride,
-    PAIRS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    PARTS: tl.constexpr = (PAIRS + PART - 1) // PART
-    position_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    is_row_R, place_R1, angle_R1 = position_R < N, position_R[:, None] * stride, (position_R % L)[:, None] * HALF
-    # All that comes from far is asked for first, so that it is on its way at the same time.
-    x1_P, x2_P = (), ()
-    for k in tl.static_range(PARTS):
-        column_C = k * PART + tl.arange(0, PART)
-        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < PAIRS)[None, :]
-        at_RC = _turned(column_C, place_R1, HALF)
-        x1_P, x2_P = x1_P + (tl.load(x + at_RC, mask=seen_RC),), x2_P + (tl.load(x + at_RC + HALF, mask=seen_RC),)
-    for k in tl.static_range(PARTS):
-        column_C = k * PART + tl.arange(0, PART)
-        seen_RC = None if WHOLE else is_row_R[:, None] & (column_C < PAIRS)[None, :]
-        if k == 0 or PART % HALF != 0:  # every part has the same angles if it has whole heads
-            angle_RC = angle_R1 + (column_C % HALF)[None, :]
-            if HALF % 8 == 0:
-                angle_RC = tl.max_contiguous(tl.multiple_of(angle_RC, [1, 8]), [1, 8])
-            cos_RC, sin_RC = tl.load(cos + angle_RC), tl.load(sin + angle_RC)
-        at_RC = _turned(column_C, place_R1, HALF)
-        x1_RC, x2_RC = x1_P[k].to(tl.float32), x2_P[k].to(tl.float32)
-        tl.store(x + at_RC, (x1_RC * cos_RC - x2_RC * sin_RC).to(x.dtype.element_ty), mask=seen_RC)
-        tl.store(x + at_RC + HALF, (x1_RC * sin_RC + x2_RC * cos_RC).to(x.dtype.element_ty), mask=seen_RC)
-
-
-def rotate_(x_NK: Tensor, heads: int, cos_LE: Tensor, sin_LE: Tensor) -> None:
-    """Turn the first `heads` heads of every position in place; rows are as long as the tables."""
-    N, half = len(x_NK), cos_LE.shape[1]
-    pairs = heads * half
-    part = part_of(pairs)
-    _rotate[(triton.cdiv(N, ROTATE_ROWS),)](
-        x_NK, cos_LE, sin_LE, N, len(cos_LE), x_NK.stride(0), PAIRS=pairs, HALF=half, ROWS=ROTATE_ROWS, PART=part,
-        WHOLE=N % ROTATE_ROWS == 0 and pairs % part == 0, num_warps=ROTATE_WARPS,
-    )  # fmt: skip
 
 
 @triton.jit

@@ -49,8 +49,6 @@ class Trunk:
         latent = backbone.latent
         # With few groups the modulations are few, and rounding them buys nothing.
         self.packs = self.fused and latent is not None and PACK_FROM * latent.groups >= backbone.length
-        hidden = int(backbone.config.mlp_ratio * backbone.config.width)
-        self.zero_K = torch.zeros(hidden, device=backbone.embed.weight.device, dtype=torch.bfloat16)
 
     @torch.inference_mode(mode=False)
     @torch.no_grad()
@@ -110,7 +108,7 @@ class Trunk:
             return forward(self.backbone, x_RL, of_rows(six, rows_R), t_R, at_N)
         if self.backbone.time is not None:
             six = self.backbone.modulations(self.backbone.time(needed(t_R)))
-        return fused_forward(self.backbone, x_RL, six, at_N, rows_R, self.zero_K)
+        return fused_forward(self.backbone, x_RL, six, at_N, rows_R)
 
     def _key(self, inputs: Sequence[Tensor]) -> Hashable:
         """What a recording depends on: shapes, precision, and where the weights lie."""

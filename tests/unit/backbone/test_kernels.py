@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rmdm.backbone.dit import Rotary, rotate
 from rmdm.samplers.packing import packed, unpacked
 
 kernels = pytest.importorskip("rmdm.backbone.kernels", reason="needs Triton")
@@ -137,6 +138,19 @@ def test_a_width_is_read_in_parts_that_divide_it_if_they_are_not_tiny(width, par
     assert kernels.part_of(width) == part
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 8), (4, 12), (2, 64), (12, 16)])
+def test_rotate_turns_queries_and_keys_and_leaves_values(heads, head_dim):
+    width = heads * head_dim
+    cos, sin = (each.to(HERE) for each in Rotary(head_dim, L)(0, L))
+    x_NK = normal(R * L, 3 * width).bfloat16()
+    q, k, v = x_NK.clone().view(R, L, 3, heads, head_dim).unbind(2)
+    kernels.rotate_(x_NK, 2 * heads, cos, sin)
+    found = x_NK.view(R, L, 3, heads, head_dim).unbind(2)
+    for each, expected in zip(found, (rotate(q, cos, sin), rotate(k, cos, sin), v), strict=True):
+        torch.testing.assert_close(each, expected, atol=0.008, rtol=0.008)
+    assert torch.equal(found[2], v)
+
+
 COMPILED = """
 from rmdm.backbone import kernels
 
@@ -159,6 +173,9 @@ for kind in ("*bf16", "*fp32"):
     types = many("*fp32", "weight loss") | {"logits": kind, "target": "*i64"}
     for score in (False, True):
         compiled(kernels._loss_and_gradient, types, V=100, P=192, UNIFORM=4.6, SCORE=score, BLOCK=64)
+types = many("i32", "N L stride") | many("*fp32", "cos sin") | {"x": "*bf16"}
+for pairs, half, part, whole in ((768, 32, 256, True), (768, 32, 256, False), (36, 6, 64, False)):
+    compiled(kernels._rotate, types, PAIRS=pairs, HALF=half, ROWS=4, PART=part, WHOLE=whole)
 """
 
 

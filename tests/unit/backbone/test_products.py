@@ -1,0 +1,62 @@
+"""Products of compiled training and their gradients are torch's; which kernel makes them only a GPU can show."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from rmdm.backbone import products
+from rmdm.backbone.cublaslt import DGELU, GELU, GELU_AUX, PLAIN, multiply
+from rmdm.backbone.products import Linear, Mlp, product
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize("a_turned", [False, True])
+@pytest.mark.parametrize("b_turned", [False, True])
+def test_either_matrix_may_be_turned_over(a_turned, b_turned):
+    a, b = normal(5, 3), normal(3, 4, seed=1)
+    lies = (a.T.contiguous() if a_turned else a), (b.T.contiguous() if b_turned else b)
+    torch.testing.assert_close(product(*lies, a_turned, b_turned), a @ b)
+    torch.testing.assert_close(multiply(*lies, a_turned, b_turned), a @ b)
+    torch.testing.assert_close(products.times(*lies, a_turned, b_turned), a @ b)
+
+
+def test_epilogues():
+    a, b, u = normal(5, 3), normal(3, 4, seed=1), normal(5, 4, seed=2)
+    gelu = torch.nn.functional.gelu(a @ b, approximate="tanh")
+    torch.testing.assert_close(multiply(a, b, epilogue=PLAIN), a @ b)
+    torch.testing.assert_close(multiply(a, b, epilogue=GELU), gelu)
+    beside = torch.empty_like(u)
+    torch.testing.assert_close(multiply(a, b, epilogue=GELU_AUX, aux=beside), gelu)
+    torch.testing.assert_close(beside, a @ b)
+    at = u.clone().requires_grad_()
+    torch.nn.functional.gelu(at, approximate="tanh").backward(a @ b)
+    torch.testing.assert_close(multiply(a, b, epilogue=DGELU, aux=u), at.grad)
+
+
+def test_gradients_are_those_of_differences():
+    x, up, down = (normal(*shape, seed=k).requires_grad_() for k, shape in enumerate([(5, 3), (6, 3), (4, 6)]))
+    assert gradcheck(Linear.apply, (x, up))
+    assert gradcheck(Mlp.apply, (x, up, down))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own compiler does
+def test_compiled_they_are_one_graph_with_the_values_and_gradients_of_the_layers(monkeypatch):
+    monkeypatch.setattr(products, "chosen", lambda x, weight: True)
+    up, down = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
+    x = normal(2, 3, 8, dtype=torch.float32)
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return products.linear(down, products.linear(up, x)) + products.mlp(up, down, x)
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return down(up(x)) + down(torch.nn.functional.gelu(up(x), approximate="tanh"))
+
+    found = []
+    for function in (plain, torch.compile(network, fullgraph=True, backend="aot_eager")):
+        y = function(x)
+        found.append([y, *torch.autograd.grad(y.sin().sum(), [up.weight, down.weight])])
+    for expected, value in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected)
