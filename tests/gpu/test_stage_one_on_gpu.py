@@ -17,7 +17,7 @@ from rmdm.encoders.pretrained import PretrainedEncoder
 from rmdm.meanflow.affine import Affine
 from rmdm.meanflow.align import finish, train_student
 from rmdm.meanflow.compare import compare_draws
-from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.flow import DRAW_ROWS, Flow, FlowSettings
 from rmdm.meanflow.report import measure
 from rmdm.meanflow.tasks import FlowTask, GuideTask
 from rmdm.training.distributed import World
@@ -158,3 +158,34 @@ def test_latents_and_draws_are_those_of_the_cpu(tmp_path: Path) -> None:
     torch.testing.assert_close(z_there, z_here, rtol=0.02, atol=0.02)
     for steps in (1, 4, 16):
         torch.testing.assert_close(there.draw(64, 0, steps).cpu(), here.draw(64, 0, steps), rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("guide", [False, True])
+def test_writing_draws_by_the_fused_and_recorded_network_what_the_plain_one_draws(guide: bool) -> None:
+    from rmdm.meanflow.fused import FusedNet
+    from rmdm.meanflow.net import FlowNet
+
+    nets = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net = FlowNet(FlowModelConfig(layers=3, width=64, heads=2), 4, 16).eval()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        nets.append(net.to(HERE))
+    settings = FlowSettings(
+        "robust", 4, 16, 3, 64, 2, 4.0, 16, 16, "x", 0, guide=[10, 1.5] if guide else None,
+    )  # fmt: skip
+    flow = Flow(settings, nets[0], guide=nets[1] if guide else None)
+    noise = flow.noise(DRAW_ROWS, 0)
+    fused, other = flow.to_embedding(noise), flow.to_embedding(torch.cat((noise, noise[:1])))[:DRAW_ROWS]
+    assert "leads" in flow.recorded
+    assert guide or isinstance(flow.recorded["leads"].run, FusedNet)
+    moved = (other - noise).norm()
+    assert moved > 0.3 * noise.norm()
+    assert (fused - other).norm() < 0.02 * moved
+    assert torch.equal(flow.to_embedding(noise), fused)
+    # Rows drawn beside others are the same rows.
+    mixed = noise.flip(0).clone()
+    mixed[:7] = noise[:7]
+    assert torch.equal(flow.to_embedding(mixed)[:7], fused[:7])

@@ -1,8 +1,9 @@
 """A function of tensors as a CUDA graph: hundreds of small kernels, recorded once, are started as one."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
+from threading import RLock
 from typing import Generic, TypeVar
 
 import torch
@@ -72,3 +73,28 @@ class Recording(Generic[Result]):
         self.held.take(inputs)
         self.graph.replay()
         return self.result
+
+
+class Recorded:
+    """A function of tensors, recorded for each of the shapes it is called with; its results are the caller's to keep.
+
+    Elsewhere than on a GPU it is the plain function.
+    """
+
+    def __init__(self, run: Callable[..., Tensor]) -> None:
+        self.run = run
+        self.recordings: dict[Hashable, Recording[Tensor]] = {}
+        self.lock = RLock()
+
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """What `run` gives of these."""
+        if not inputs[0].is_cuda:
+            return self.run(*inputs)
+        key = tuple((tuple(each.shape), each.dtype) for each in inputs), torch.is_autocast_enabled("cuda")
+        with self.lock:
+            if key not in self.recordings:
+                self.recordings[key] = Recording(lambda held: self.run(*held), inputs)
+            # The next call, which may be another thread's, writes to the same place.
+            return self.recordings[key].replay(inputs).clone()

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rmdm.backbone.noise import normal
+from rmdm.backbone.recording import Recorded
+from rmdm.backbone.triton_here import can_fuse
 from rmdm.config import FlowModelConfig
 from rmdm.data.order import hash64
 from rmdm.data.shards import write_json
@@ -22,10 +24,11 @@ from rmdm.encoders.whitening import save_atomically
 from rmdm.errors import CheckpointError
 from rmdm.int8 import from_int8
 from rmdm.meanflow.affine import Affine
+from rmdm.meanflow.fused import fused_if_right
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES
-from rmdm.meanflow.transport import follow, guided, integrate
+from rmdm.meanflow.transport import Velocity, follow, guided, integrate
 from rmdm.precision import in_half
 
 FORMAT = 1
@@ -34,6 +37,8 @@ CHUNKS = {"cuda": 32_768, "cpu": 2048}
 DRAW_STEPS = (1, 2, 4, 16)
 """Numbers of evaluations whose draws are mended and reported."""
 NETWORKS = ("net", "student", "guide")
+DRAW_ROWS = 128
+"""Rows that writing draws at a time on a GPU, so that a draw does not depend on those beside it."""
 DRAW_STREAM = 9
 """Stream of the noise that draws start from."""
 
@@ -76,6 +81,8 @@ class Flow:
     """After `leave`: mends the length of z_0."""
     guide: FlowNet | None = None
     """A weaker copy of the network, from which draws are led away."""
+    recorded: dict[str, Recorded] = field(default_factory=dict, repr=False, compare=False)
+    """Networks as CUDA graphs, by what they are for."""
 
     @property
     def device(self) -> torch.device:
@@ -131,10 +138,21 @@ class Flow:
         on_cpu = self.device.type == "cpu"
         with fast_float32(), torch.autocast("cpu", torch.bfloat16, enabled=on_cpu and in_half(self.device)):
             if self.student is not None and steps in (1, 2, 4):
-                return follow(self.student, z, 0.0, 1.0, steps)
+                return follow(self._ready("student", self.student, z), z, 0.0, 1.0, steps)
             if RECIPES[self.settings.recipe].solver is follow:
-                return follow(self.net, z, 0.0, 1.0, steps)
-            return integrate(self.leads, z, 0.0, 1.0, steps)
+                return follow(self._ready("net", self.net, z), z, 0.0, 1.0, steps)
+            return integrate(self._ready("leads", self.leads, z), z, 0.0, 1.0, steps)
+
+    def _ready(self, name: str, net: nn.Module, z_BGD: Tensor) -> Velocity:
+        """The network to evaluate for these rows; for a block of writing's on a GPU it is fused and recorded.
+
+        It is hundreds of small kernels, which the host takes longer to start than a GPU to run.
+        """
+        if not z_BGD.is_cuda or len(z_BGD) != DRAW_ROWS:
+            return net
+        if name not in self.recorded:
+            self.recorded[name] = Recorded(fused_if_right(net, z_BGD) if can_fuse() else net)
+        return self.recorded[name]
 
     def draw(self, n: int, seed: int, steps: int | None = None) -> Tensor:
         """n draws (n, G, D) of whitened embeddings; the same seed gives the same draws, one by one."""

@@ -6,7 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-Solver = Callable[[nn.Module, Tensor, float, float, int], Tensor]
+Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""u(z, r, t): a flow's network, or what stands for it."""
+Solver = Callable[[Velocity, Tensor, float, float, int], Tensor]
 Rule = dict[int, tuple[float, ...]]
 PREDICT: Rule = {1: (1.0,), 2: (3 / 2, -1 / 2), 3: (23 / 12, -16 / 12, 5 / 12)}
 """Adams-Bashforth: weights of the velocities at the times before an interval, by their number; the newest in front."""
@@ -15,7 +17,7 @@ CORRECT: Rule = {2: (1 / 2, 1 / 2), 3: (5 / 12, 8 / 12, -1 / 12)}
 
 
 @torch.no_grad()
-def follow(net: nn.Module, z_BGD: Tensor, start: float, stop: float, steps: int) -> Tensor:
+def follow(net: Velocity, z_BGD: Tensor, start: float, stop: float, steps: int) -> Tensor:
     """From time `start` to `stop` in equal steps, each z_r = z_t - (t - r) u(z_t, r, t) [Paper §3.2]."""
     for t_B, r_B in _intervals(z_BGD, start, stop, steps):
         z_BGD = z_BGD - (t_B - r_B)[:, None, None] * net(z_BGD, r_B, t_B).to(z_BGD.dtype)
@@ -23,7 +25,7 @@ def follow(net: nn.Module, z_BGD: Tensor, start: float, stop: float, steps: int)
 
 
 @torch.no_grad()
-def integrate(net: nn.Module, z_BGD: Tensor, start: float, stop: float, steps: int) -> Tensor:
+def integrate(net: Velocity, z_BGD: Tensor, start: float, stop: float, steps: int) -> Tensor:
     """The same by Adams's rules on the velocity v(z, t) = u(z, t, t): third order, one evaluation a step.
 
     The velocity is asked for at `steps` equally spaced times, both ends among them. To the next time goes first what

@@ -17,13 +17,11 @@ from rmdm.backbone.noise import normal
 from rmdm.encoders.encoder import Encoder, Pieces
 from rmdm.encoders.whitening import Whitening
 from rmdm.errors import ConfigError, DataError
-from rmdm.meanflow.flow import Flow
+from rmdm.meanflow.flow import DRAW_ROWS, Flow
 from rmdm.samplers.denoiser import in_blocks
 
 DRAW_STREAM, FILL_STREAM = 3001, 3002
 """Streams of the noise a latent is drawn from, and of the noise in groups without text."""
-FIXED_DRAWS = 512
-"""Rows the flow draws at a time on a GPU, so that a draw does not depend on those beside it."""
 READ_TOKENS = {"cuda": 65_536, "cpu": 4096}
 """Encoder tokens taken through at once."""
 
@@ -58,7 +56,7 @@ class LatentSource:
             return scale * noise_BGK
         start_BGD, eps_BGd = noise_BGK.split((latent.dim, latent.project), dim=-1)
         sigma, scale = (0.0, 1.0) if tau == "paper" else (latent.sigma, scale)
-        rows = FIXED_DRAWS if start_BGD.is_cuda else None
+        rows = DRAW_ROWS if start_BGD.is_cuda else None
         with torch.autocast(start_BGD.device.type, enabled=False):  # the flow chooses its own precision
             e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
             seen_BGd = (e_BGD.double() @ latent.matrix.T.double()).float()  # no row rounds by how many there are
