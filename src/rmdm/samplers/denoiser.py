@@ -14,7 +14,7 @@ from rmdm.errors import DataError
 from rmdm.samplers.categorical import draw_categorical, probabilities
 from rmdm.samplers.packing import packed
 from rmdm.samplers.settings import SampleSettings
-from rmdm.samplers.trunk import Trunk, forward, of_rows
+from rmdm.samplers.trunk import MOST_ROOM, Trunk, forward, of_rows
 
 Callback = Callable[[int, Tensor], None]
 """Sees the number of the step that has just been made, and the rows themselves: copy what is to be kept."""
@@ -26,6 +26,9 @@ FIXED_TOKENS = 8192
 FIXED_PLACES, TOGETHER = 128, 4
 """Places the head runs on at a time where their number is fixed, fewer for a very large vocabulary; and how many times
 as many tokens are drawn together: each draw takes the host longer than the GPU takes for so few."""
+
+FEW_GROUPS = 4
+"""Positions of a group from which on up a CPU copies modulations more cheaply than it runs the network twice."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Denoiser:
         self.null = self._modulations(backbone.latent.without(1)) if backbone.latent is not None else None
         self.six = self._of_condition(c_BGC) if c_BGC is not None else self.null
         self.guided = guidance != 1 and c_BGC is not None
+        self.both = self._with_null() if self.guided else None
 
     def logits(
         self, x_RL: Tensor, rows_R: Tensor | None, local_N: Tensor, place_N: Tensor, t_R: Tensor | None = None
@@ -106,7 +110,15 @@ class Denoiser:
     @torch.no_grad()
     def hidden(self, ask: Ask) -> "Hidden":
         """What the head makes the logits of."""
-        at_N, null_ND = ask.at_N, None
+        at_N, null_ND, (R, L) = ask.at_N, None, ask.x_RL.shape
+        if self.both is not None:
+            last = len(self.both[0]) - 1
+            rows_R = ask.rows_R if ask.rows_R is not None else torch.arange(R, device=self.device).clamp_(max=last - 1)
+            twice_R = torch.cat([rows_R, torch.full_like(rows_R, last)])
+            x_RL, t_R = ask.x_RL.repeat(2, 1), ask.t_R.repeat(2) if ask.t_R is not None else None
+            twice_N, count_R = torch.cat([at_N, at_N + R * L]), np.tile(ask.count_R, 2)
+            h_ND, null_ND = self._run(x_RL, self.both, twice_R, t_R, twice_N, count_R).chunk(2)
+            return self._hidden(ask, h_ND, null_ND)
         h_ND = self._run(ask.x_RL, self.six, ask.rows_R, ask.t_R, at_N, ask.count_R)
         if self.guided:
             null_ND = self._run(ask.x_RL, self.null, None, ask.t_R, at_N, ask.count_R)
@@ -127,6 +139,23 @@ class Denoiser:
         # Before `cat`, which copies: a view of what it makes would hold the whole block.
         parts[-1] = [each[:last] for each in parts[-1]]
         return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+    def _with_null(self) -> list[Tensor] | None:
+        """The modulations of the rows and, as one more row, the null's: both passes of a step are then one run.
+
+        None where it does not pay: with a latent for every few tokens a CPU would copy more than the network computes,
+        and a recorded pass has a place for so many rows only.
+        """
+        assert self.six is not None
+        assert self.null is not None
+        (rows, groups), device = self.six[0].shape[:2], self.device.type
+        if (device == "cpu" and FEW_GROUPS * groups > self.backbone.length) or rows >= MOST_ROOM:
+            return None
+        both = [
+            torch.cat([each, null.expand(1, groups, -1, -1)]) for each, null in zip(self.six, self.null, strict=True)
+        ]
+        self.six = [each[:rows] for each in both]
+        return both
 
     def _modulations(self, c_BGC: Tensor) -> list[Tensor]:
         six = self.backbone.modulations(c_BGC)

@@ -77,6 +77,31 @@ def test_modulations_are_made_once_and_the_network_runs_once_a_call(latent_model
     assert calls[made:] == ["forward"] * 3
 
 
+@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize("subset", [False, True])
+@pytest.mark.parametrize("block", [None, 4])
+def test_a_guided_call_is_one_run_of_twice_the_rows(latent_model, x_BL, rows, subset, block, monkeypatch):
+    monkeypatch.setattr(denoiser, "FEW_GROUPS", 1)
+    c_BGC, rows_R = condition(latent_model, rows), torch.tensor([3, 1]) % rows if subset else None
+    x_RL, runs, run = x_BL[:2] if subset else x_BL, [], Denoiser._run
+    monkeypatch.setattr(Denoiser, "_run", lambda self, x, *rest: runs.append(len(x)) or run(self, x, *rest))
+    found = []
+    for together in (True, False):
+        maker = Denoiser(latent_model, c_BGC, 2.5, block=block)
+        maker.both = maker.both if together else None
+        found.append(maker.hidden(asked(x_RL, rows_R, *places(len(x_RL), 7))))
+    assert runs == [2 * len(x_RL), len(x_RL), len(x_RL)]
+    for name in ("h_ND", "null_ND"):
+        torch.testing.assert_close(getattr(found[0], name), getattr(found[1], name), atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(found[0].h_ND, found[0].null_ND)
+
+
+def test_guided_rows_with_a_latent_for_every_few_tokens_are_run_twice_on_a_cpu(latent_model):
+    assert Denoiser(latent_model, condition(latent_model), 2.0).both is None
+    assert Denoiser(tiny_backbone(V, 8, groups=2), condition(latent_model), 2.0).both is not None
+    assert Denoiser(tiny_backbone(V, 8, groups=2), condition(latent_model)).both is None
+
+
 def test_chunks_are_the_logits_in_pieces(latent_model, x_BL, monkeypatch):
     maker, (local_N, place_N) = Denoiser(latent_model, condition(latent_model), 2.0), places(B, 9)
     whole = maker.logits(x_BL, None, local_N, place_N)
