@@ -40,6 +40,9 @@ def test_a_product_is_that_of_float64(m, n, k, a_turned, b_turned, epilogue):
     for _ in range(2):  # the first time chooses a kernel
         found = multiply(a, b, a_turned, b_turned, epilogue, given).double()
         assert float((found - exact).norm() / exact.norm()) < 5e-3
+    in_use = (PLAIN, a_turned, b_turned), (GELU, False, True), (GELU_AUX, False, True), (DGELU, False, False)
+    if (epilogue, a_turned, b_turned) in in_use:
+        assert cublaslt._shape(a, b, a_turned, b_turned, epilogue) not in cublaslt.REFUSED
     if epilogue == GELU_AUX:
         assert float((aux.double() - beside).norm() / beside.norm()) < 5e-3
 
@@ -49,6 +52,14 @@ def test_what_is_not_as_the_library_wants_it_goes_to_torch():
     for first in (a.T.contiguous().T, a[:, :32], a.float(), torch.cat([a.new_zeros(1, 64), a])[1:]):
         second = b[:, : first.shape[1]].to(first.dtype)
         torch.testing.assert_close(multiply(first, second, b_turned=True), first @ second.T, rtol=0.02, atol=0.1)
+
+
+def test_a_width_that_the_library_cannot_take_goes_to_torch():
+    a, b = operands(256, 2050, 768, False, True)
+    u = torch.empty(256, 2050, device="cuda", dtype=torch.bfloat16)
+    y = multiply(a, b, b_turned=True, epilogue=GELU_AUX, aux=u)
+    torch.testing.assert_close(u, a @ b.T, rtol=0.02, atol=0.2)
+    torch.testing.assert_close(y, torch.nn.functional.gelu(u, approximate="tanh"), rtol=0.02, atol=0.02)
 
 
 def test_recorded_it_has_the_bits_it_has_unrecorded():

@@ -17,15 +17,30 @@ from rmdm.backbone.gelu import gelu
 WORTH = 2**35
 """Operations of a product from which it repays what the host does more for it: half a tenth of a millisecond's work."""
 
-if torch.cuda.is_available():  # a constant to what is compiled
-    can_multiply = torch.compiler.assume_constant_result(can_multiply)
+HOPPER = 9
+"""The first capability on which the library's kernels for large products hold GELU; before, a kernel follows them."""
+
+
+def can_choose() -> bool:
+    """Whether products can be chosen here: a plain function, since the compiler looks into those that are cached."""
+    return can_multiply()
+
+
+def can_hold_gelu() -> bool:
+    """Whether their epilogues gain anything."""
+    return can_multiply() and torch.cuda.get_device_capability() >= (HOPPER, 0)
+
+
+if torch.cuda.is_available():  # constants to what is compiled
+    can_choose = torch.compiler.assume_constant_result(can_choose)
+    can_hold_gelu = torch.compiler.assume_constant_result(can_hold_gelu)
 
 
 def chosen(x_ND: Tensor, weight_KD: Tensor) -> bool:
     """Whether a product is large, and compiled for a GPU in bf16."""
     if not (x_ND.is_cuda and torch.compiler.is_compiling() and x_ND.dtype == torch.bfloat16):
         return False
-    return 2 * x_ND.numel() * len(weight_KD) >= WORTH and can_multiply()
+    return 2 * x_ND.numel() * len(weight_KD) >= WORTH and can_choose()
 
 
 def linear(layer: nn.Linear, x_ND: Tensor) -> Tensor:
@@ -39,9 +54,8 @@ def linear(layer: nn.Linear, x_ND: Tensor) -> Tensor:
 
 def mlp(up: nn.Linear, down: nn.Linear, x_ND: Tensor) -> Tensor:
     """GELU(x A^T) B^T."""
-    if not chosen(x_ND, up.weight):
-        y: Tensor = down(gelu(up(x_ND)))
-        return y
+    if not (chosen(x_ND, up.weight) and can_hold_gelu()):
+        return linear(down, gelu(linear(up, x_ND)))
     y = Mlp.apply(x_ND.flatten(0, -2), up.weight.to(x_ND.dtype), down.weight.to(x_ND.dtype))
     return y.unflatten(0, x_ND.shape[:-1])
 
@@ -49,7 +63,7 @@ def mlp(up: nn.Linear, down: nn.Linear, x_ND: Tensor) -> Tensor:
 def product(a: Tensor, b: Tensor, a_turned: bool = False, b_turned: bool = False) -> Tensor:
     """A B, either of them turned over first; without a gradient of its own."""
     large = 2 * a.numel() * (len(b) if b_turned else b.shape[1]) >= WORTH
-    if large and a.is_cuda and a.dtype == torch.bfloat16 and torch.compiler.is_compiling() and can_multiply():
+    if large and a.is_cuda and a.dtype == torch.bfloat16 and torch.compiler.is_compiling() and can_choose():
         return times(a, b, a_turned, b_turned)
     return (a.T if a_turned else a) @ (b.T if b_turned else b)
 

@@ -121,7 +121,8 @@ class Flow:
         steps = steps or self.settings.draw_steps
         back = self.maps["enter"].inverse() if "enter" in self.maps else None
         out = []
-        for noise in noise_nGD.split(self.chunk):
+        at_once = max(self.chunk, DRAW_ROWS) if self.device.type == "cuda" else self.chunk
+        for noise in noise_nGD.split(at_once):
             x = self.to_seen(noise, steps).double()  # so that no row rounds by how many there are
             x = self.maps[f"draw-{steps}"].apply(x) if f"draw-{steps}" in self.maps else x
             out.append((back.apply(x) if back is not None else x).float())
@@ -151,7 +152,8 @@ class Flow:
         if not z_BGD.is_cuda or len(z_BGD) != DRAW_ROWS:
             return net
         if name not in self.recorded:
-            self.recorded[name] = Recorded(fused_if_right(net, z_BGD) if can_fuse() else net)
+            # Tried on noise, so that what is chosen does not depend on who asks first.
+            self.recorded[name] = Recorded(fused_if_right(net, self.noise(DRAW_ROWS, 0)) if can_fuse() else net)
         return self.recorded[name]
 
     def draw(self, n: int, seed: int, steps: int | None = None) -> Tensor:

@@ -101,11 +101,14 @@ def fused_if_right(net: nn.Module, z_BGD: Tensor) -> Velocity:
     time_B = z_BGD.new_full((len(z_BGD),), 0.5)
     right = net(z_BGD, time_B, time_B).float()
     try:
-        found = fused(net)
-        error = float((found(z_BGD, time_B, time_B).float() - right).norm() / right.norm().clamp_min(1e-6))
+        with torch.cuda.device_of(z_BGD):  # Triton starts kernels on the current one
+            found = fused(net)
+            error = float((found(z_BGD, time_B, time_B).float() - right).norm() / right.norm().clamp_min(1e-6))
         if error <= ALLOWED:
             return found
         reason = f"a velocity is off by {error:.3g}"
+    except torch.cuda.OutOfMemoryError:
+        raise  # the next request may have room
     except Exception as failure:  # a kernel that does not compile here, a library that lacks something
         reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
     LOG.warning("the flow's kernels cannot be fused (%s): latents are drawn more slowly", reason)

@@ -1,5 +1,7 @@
 """Products of compiled training and their gradients are torch's; which kernel makes them only a GPU can show."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -43,8 +45,11 @@ def test_gradients_are_those_of_differences():
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own compiler does
-def test_compiled_they_are_one_graph_with_the_values_and_gradients_of_the_layers(monkeypatch):
+@pytest.mark.parametrize("held", [False, True])
+def test_compiled_they_are_one_graph_with_the_values_and_gradients_of_the_layers(held, monkeypatch):
     monkeypatch.setattr(products, "chosen", lambda x, weight: True)
+    monkeypatch.setattr(products, "can_hold_gelu", lambda: held)
+    approximate = "tanh" if held else "none"
     up, down = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
     x = normal(2, 3, 8, dtype=torch.float32)
 
@@ -52,7 +57,7 @@ def test_compiled_they_are_one_graph_with_the_values_and_gradients_of_the_layers
         return products.linear(down, products.linear(up, x)) + products.mlp(up, down, x)
 
     def plain(x: torch.Tensor) -> torch.Tensor:
-        return down(up(x)) + down(torch.nn.functional.gelu(up(x), approximate="tanh"))
+        return down(up(x)) + down(torch.nn.functional.gelu(up(x), approximate=approximate))
 
     found = []
     for function in (plain, torch.compile(network, fullgraph=True, backend="aot_eager")):
@@ -60,3 +65,15 @@ def test_compiled_they_are_one_graph_with_the_values_and_gradients_of_the_layers
         found.append([y, *torch.autograd.grad(y.sin().sum(), [up.weight, down.weight])])
     for expected, value in zip(*found, strict=True):
         torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_whether_products_can_be_chosen_is_a_constant_to_what_is_compiled(monkeypatch):
+    @cache
+    def tried() -> bool:  # makes what the compiler must not look into
+        return bool(torch.rand(1, generator=torch.Generator().manual_seed(0)) >= 0)
+
+    monkeypatch.setattr(products, "can_multiply", tried)
+    marked = torch.compiler.assume_constant_result(products.can_choose)
+    function = torch.compile(lambda x: x + 1 if marked() else x, fullgraph=True, backend="eager")
+    assert torch.equal(function(torch.zeros(3)), torch.ones(3))
