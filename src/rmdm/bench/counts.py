@@ -93,7 +93,7 @@ def flow_step(size: FlowSize, batch: int, pairs: int, held: int) -> Floor:
     return Floor(operations, UPDATE_BYTES * held)
 
 
-def encoding(size: EncoderSize, tokens: float, length: int, weight_bytes: int) -> Floor:
-    """A batch of `tokens` real tokens in rows of up to `length`; the weights are read once."""
+def encoding(size: EncoderSize, tokens: float, length: float, weight_bytes: int) -> Floor:
+    """A batch of `tokens` real tokens that each see `length` on average; the weights are read once."""
     weights = size.layers * (4 * size.width**2 + 2 * size.width * size.hidden)
     return Floor(tokens * (2 * weights + size.layers * 4 * length * size.width), weight_bytes * weights)

@@ -93,9 +93,10 @@ def bench_encoding(
             for kind in sets:
                 show(f"bench: {arm}, {count} rows of {kind} length")
                 measured, embedded[arm, kind] = time_arm(encoder, sets[kind], groups, batches, warmup)
-                real = float(np.mean([sum(len(piece.ids_T) for piece in pieces) for pieces in sets[kind]]))
+                length_N = np.array([len(piece.ids_T) for pieces in sets[kind] for piece in pieces])
+                real, seen = float(length_N.sum()) / len(sets[kind]), float((length_N**2).sum() / length_N.sum())
                 seconds = measured["seconds_per_batch"]
-                floor = encoding(size, real, length, machine.dtype.itemsize)
+                floor = encoding(size, real, seen, machine.dtype.itemsize)
                 rows.append(
                     {"size": size.name, "arm": arm, "rows_are": kind, "batch_rows": count, "tokens": real,
                      "length": length, "groups": groups, "batches": batches, "tokens_per_s": real / seconds,

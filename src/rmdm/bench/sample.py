@@ -85,7 +85,8 @@ def bench(writer: Writer, config: Config, steps: int, batch: int, repeats: int) 
         drawn = median(timed(device, lambda: writer.draw(keys_B, tau)) for _ in range(repeats))
     parts: list[nn.Module] = [backbone]
     if writer.source is not None and writer.source.flow is not None:
-        parts += [net for net in (writer.source.flow.net, writer.source.flow.guide) if net is not None]
+        flow = writer.source.flow
+        parts += [net for net in (flow.net, flow.student, flow.guide) if net is not None]
     return {
         "arm": config.name,
         "sampler": how.sampler, "steps": how.steps, "guidance": how.guidance, "batch": batch,

@@ -249,7 +249,7 @@ def text_figures(
         "entropy_n": len(entropies),
         **{f"distinct_{n}": distinct(scored.ids, n) for n in (1, 2, 3)},
         **_mean("repetition", _present([repetition(ids_T) for ids_T in scored.ids])),
-        **_mean("self_bleu", np.array(self_bleu(scored.ids))),
+        **_alone("self_bleu", np.array(self_bleu(scored.ids))),
         **_mean("copied", _present(copied)),
         "copied_ngram": COPY_N,
         **(likeness.flat("mauve") if likeness else nothing("mauve")),
@@ -270,6 +270,11 @@ def _present(values: Sequence[float | None]) -> NDArray[np.float64]:
 
 def _mean(name: str, value_N: NDArray[np.float64]) -> dict[str, float | None]:
     return mean(value_N).flat(name) if len(value_N) else nothing(name)
+
+
+def _alone(name: str, value_N: NDArray[np.float64]) -> dict[str, float | None]:
+    """A mean whose texts are not independent: each is also what the others are compared with."""
+    return Estimate(float(value_N.mean()), None).flat(name) if len(value_N) else nothing(name)
 
 
 def matches(rows: Rows, scored: Sequence[Scored], entropy: float | None) -> Rows:

@@ -33,6 +33,7 @@ from rmdm.data.order import permuted
 from rmdm.data.storyworld import storyworld
 from rmdm.errors import DataError
 from rmdm.evaluation.bounds import SEED, Condition, Figure, Latents, Nats, row_keys, row_nats
+from rmdm.evaluation.intervals import half_width
 from rmdm.evaluation.record import Rows, model_identity, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
 from rmdm.hub import Model, device_name, load_model
@@ -268,7 +269,8 @@ def to_json(scored: Scored, rows: ScoredRows, pad: bool | None, is_causal: bool)
         nats_RN = nats_RN + scored.kl_N
     tokens_N = (rows.scored_NL if with_pad else rows.text_NL).sum(axis=1)
     found = Figure.of(nats_RN, tokens_N, rows.document_N)
-    half = None if found.error is None else 1.96 * found.error  # of a single document nothing is known
+    # Of a single document nothing is known.
+    half = None if found.error is None else half_width(found.error, line["documents"])
     return line | {
         "nats": found.nats, "error": found.error, "draw_error": found.draw_error,
         "ppl": perplexity(found.nats),

@@ -25,6 +25,8 @@ class Perplexity:
     nats: float
     tokens: int
     is_bound: bool
+    is_whole: bool = True
+    """Whether all positions count; the text's share of a bound on text and PAD is no bound."""
 
     @property
     def ppl(self) -> float:
@@ -51,7 +53,7 @@ def perplexity(
     """
     device = next(objective.parameters()).device
     n = min(limit, len(rows))
-    total, tokens = 0.0, 0
+    total, tokens, is_whole = 0.0, 0, True
     was_training = objective.training
     objective.eval()
     try:
@@ -67,6 +69,7 @@ def perplexity(
             nll_N = objective.nll(built).double()
             total += float((nll_N * built.weight_N).sum())
             tokens += int(counted_BL.sum())
+            is_whole = is_whole and bool(counted_BL.all())
     finally:
         objective.train(was_training)
-    return Perplexity(total / tokens, tokens, process.is_bound)
+    return Perplexity(total / tokens, tokens, process.is_bound, is_whole)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from rmdm.evaluation.intervals import half_width
 from rmdm.report.about import name_cell
 from rmdm.report.read import Arm, Row, by_tokenizer
 from rmdm.report.steps import spoken
@@ -144,7 +145,11 @@ def _spread(row: Row) -> Spread:
 
 
 def _comparable(found: dict[str, Row]) -> Row | None:
-    """The figure to compare arms by: its own law's, or the least of an RMDM's valid bounds."""
+    """The figure to compare arms by: its own law's, or an RMDM's best bound.
+
+    The best of q_a was chosen on other rows, and both ends of that family are the other two bounds. The least of all
+    three would be chosen on the rows it is shown for, which flatters it.
+    """
     column = _comparable_column(found)
     return None if column is None else found[column]
 
@@ -152,7 +157,9 @@ def _comparable(found: dict[str, Row]) -> Row | None:
 def _comparable_column(found: dict[str, Row]) -> str | None:
     if "own" in found:
         return "own"
-    bounds = [column for column in ("kl", "prior", "family") if column in found]
+    if "family" in found:
+        return "family"
+    bounds = [column for column in ("kl", "prior") if column in found]
     return min(bounds, key=lambda column: found[column]["nats"], default=None)
 
 
@@ -265,8 +272,13 @@ def _bits(row: Row | None) -> Cell:
 
 def _bits_spread(row: Row) -> Spread:
     value, error = row["bits_per_byte"], row.get("error")
-    half = None if error is None or not row["nats"] else 1.96 * error * value / row["nats"]
+    half = None if error is None or not row["nats"] else _half(row, error) * value / row["nats"]
     return value, None if half is None else value - half, None if half is None else value + half
+
+
+def _half(row: Row, error: float) -> float:
+    """Of a 95% interval; records of before 2026-11-19 say it of rows, of which there were many."""
+    return half_width(error, row.get("documents") or row["rows"])
 
 
 WHAT = {
@@ -296,7 +308,7 @@ def all_table(arms: Sequence[Arm], *, with_tokens: bool) -> Table:
             what += f", τ {row['tau']}" if row.get("tau") is not None else ""
             what += f", a = {row['a']:g}" if row.get("a") is not None else ""
             error = row.get("error")
-            half = None if error is None else 1.96 * error
+            half = None if error is None else _half(row, error)
             nats = [plus_minus(row["nats"], half, 4), fixed(row.get("draw_error"), 4), fixed(row.get("kl"), 4)]
             own: Cells = [*nats, _ppl(row)]
             label = Cell("the true law", is_quiet=True) if is_law else name_cell(arm)

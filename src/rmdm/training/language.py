@@ -213,8 +213,11 @@ def check_same_trunk(ref: str, theirs: Config, mine: Config) -> None:
 
 def describe_validation(valid: Perplexity, config: Config) -> str:
     """The validation figure with what it counts."""
-    sign = "<= " if valid.is_bound else ""
+    sign = "<= " if valid.is_bound and valid.is_whole else ""
     given_its_own = config.process == "rmdm" and not config.latent.independent
     what = "conditional perplexity (given the row's own latent, no bound)" if given_its_own else "perplexity"
+    share = "; the text's share of a bound, no bound itself" if valid.is_bound and not valid.is_whole else ""
     pad = f", PAD {'counted' if config.data.pad_in_loss else 'not counted'}" if config.data.layout == "padded" else ""
-    return f"validation {what} {sign}{valid.ppl:.3f} ({valid.nats:.4f} nats a token, {valid.tokens:,} tokens{pad})"
+    return (
+        f"validation {what} {sign}{valid.ppl:.3f} ({valid.nats:.4f} nats a token, {valid.tokens:,} tokens{pad}{share})"
+    )

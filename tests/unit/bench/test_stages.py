@@ -40,7 +40,14 @@ def test_encoding_with_the_uncompiled_encoder_beside_it(capsys):
     for row in rows:
         assert row["batch_rows"] == 4
         assert row["tokens"] == 96 if row["rows_are"] == "equal" else 84 <= row["tokens"] < 96
-        assert row["needed_operations"] == counts.encoding(ENCODER_SIZES["tiny"], row["tokens"], 24, 4).operations
+        most, least = (
+            counts.encoding(ENCODER_SIZES["tiny"], row["tokens"], length, 4).operations
+            for length in (24, row["tokens"] / row["batch_rows"])
+        )
+        if row["rows_are"] == "equal":
+            assert row["needed_operations"] == most
+        else:
+            assert least <= row["needed_operations"] < most
         assert row["tokens_per_s"] == pytest.approx(row["tokens"] / row["seconds_per_batch"])
         assert row["difference"] < 1e-5
     assert "times as fast as the reference arm" in shown

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from scipy.stats import t
 
-from rmdm.evaluation.intervals import centred, mean, nothing, percentiles, ratio, resamples
+from rmdm.evaluation.intervals import centred, half_width, mean, nothing, percentiles, ratio, resamples
 
 
 def test_a_mean_has_the_interval_of_the_normal_law():
@@ -24,6 +25,11 @@ def test_the_truth_lies_in_most_intervals_of_a_ratio():
         inside += spread.low <= 3 <= spread.high
         assert spread.low < value < spread.high
     assert 85 <= inside <= 99
+
+
+@pytest.mark.parametrize("parts", [2, 3, 10, 11, 12, 30, 1000])
+def test_the_fewer_the_parts_the_wider_the_interval(parts):
+    assert half_width(0.5, parts) == pytest.approx(0.5 * t.ppf(0.975, parts - 1), rel=3e-4)
 
 
 def test_draws_follow_from_the_seed():

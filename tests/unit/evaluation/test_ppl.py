@@ -2,10 +2,11 @@ import numpy as np
 import torch
 
 from rmdm.backbone.dit import DiT
-from rmdm.config import ModelConfig
+from rmdm.config import Config, DataConfig, ModelConfig
 from rmdm.data.shards import TokenRows
 from rmdm.evaluation.ppl import perplexity
 from rmdm.processes import PROCESSES, Objective
+from rmdm.training.language import describe_validation
 
 
 class Reordered:
@@ -63,3 +64,15 @@ def test_an_exact_likelihood_counts_every_row_once_whatever_the_batch(shards):
     assert whole.tokens == parts.tokens == 100 * 32
     assert abs(whole.nats - parts.nats) < 1e-5
     assert not whole.is_bound
+
+
+def test_without_padding_a_bound_on_rows_is_only_shared_out_to_the_text(shards):
+    rows, objective = TokenRows.open(shards, "valid"), random_objective(111, 32)
+    assert (rows.lengths(np.arange(len(rows))) < rows.length).any()
+    figures = [
+        perplexity(objective, PROCESSES["mdlm"], rows, limit=50, pad_in_loss=counted) for counted in (True, False)
+    ]
+    assert [(each.is_bound, each.is_whole) for each in figures] == [(True, True), (True, False)]
+    texts = [describe_validation(each, Config(data=DataConfig(pad_in_loss=each.is_whole))) for each in figures]
+    assert ["<= " in text for text in texts] == [True, False]
+    assert ["the text's share of a bound, no bound itself" in text for text in texts] == [False, True]
