@@ -168,7 +168,6 @@ class Evaluator:
         encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int64) for one in encoded]
 
-    @torch.no_grad()
     def score(self, texts: Sequence[str]) -> Scored:
         """Score every text; those of like length go together."""
         ids = self.encode(texts)
@@ -176,7 +175,7 @@ class Evaluator:
         nats_N, tokens_N = np.zeros(n), np.zeros(n, dtype=np.int64)
         sum_ND = np.zeros((n, self._model.config.hidden_size), dtype=np.float64)
         windows = [window for i, ids_T in enumerate(ids) for window in self._windows(i, ids_T)]
-        for batch in _batches(windows, BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]):
+        for batch in self._batched(windows):
             nats_B, feature_BD = self._score(batch)
             for window, nats, feature_D in zip(batch, nats_B, feature_BD, strict=True):
                 nats_N[window.text] += nats
@@ -185,6 +184,18 @@ class Evaluator:
         with np.errstate(invalid="ignore"):
             feature_ND = (sum_ND / tokens_N[:, None]).astype(np.float32)
         return Scored(ids, nats_N, tokens_N, feature_ND)
+
+    def continuation(self, pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> NDArray[np.float64]:
+        """-ln p(b | a) of pairs (a, b) of its tokens, which fit into its context together."""
+        before = [] if self._bos is None else [self._bos]
+        ids = [np.concatenate([np.array(before, dtype=np.int64), a, b]) for a, b in pairs]
+        windows = [
+            Window(i, ids_T, len(ids_T) - len(b)) for i, (ids_T, (_, b)) in enumerate(zip(ids, pairs, strict=True))
+        ]
+        nats_N = np.zeros(len(pairs))
+        for batch in self._batched(windows):
+            nats_N[[window.text for window in batch]] = self._score(batch)[0]
+        return nats_N
 
     def _windows(self, text: int, ids_T: NDArray[np.int64]) -> Iterator["Window"]:
         """The windows a text is read in; of each only tokens that no earlier one scored count."""
@@ -197,6 +208,10 @@ class Evaluator:
             yield Window(text, ids_T[start:stop], done - start)
             done = stop
 
+    def _batched(self, windows: Sequence["Window"]) -> Iterator[list["Window"]]:
+        return _batches(windows, BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"])
+
+    @torch.no_grad()
     def _score(self, batch: Sequence["Window"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Nats of each window's own tokens, and the sum of their hidden states."""
         longest = max(len(window.ids_T) for window in batch)

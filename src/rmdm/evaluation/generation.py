@@ -9,10 +9,11 @@ RUN/eval/gen.json holds flat rows; `row` says which kind:
   `steps`, `sampler`, `temperature`, `top_p`, `remask`, `guidance`, `tau`, `seed`, `latent`, `precision` (sampler's),
   `device`, `seconds`, `samples` (the file, relative to the run), `n`, `empty` (texts without a scored token), `tokens`
   (scored), `gen_ppl`, `gen_ppl_mean`, `entropy` (unigram, nats, mean over texts, of the first `entropy_length` of the
-  evaluator's tokens; `entropy_n` texts are that long), `distinct_1` `distinct_2` `distinct_3`, `repetition`,
-  `self_bleu`, `copied` (of `copied_ngram`-grams), `mauve` (against `mauve_n` held-out texts), `evaluator`,
-  `evaluator_parameters`, `evaluator_precision`, `evaluator_context`, `evaluator_bos`, `date`. Estimates have `_low` and
-  `_high` beside them; null is what could not be measured.
+  evaluator's tokens; `entropy_n` texts are that long), `coherence` (what the beginning of a text tells of its end, nats
+  a token), `distinct_1` `distinct_2` `distinct_3`, `repetition`, `self_bleu`, `copied` (of `copied_ngram`-grams),
+  `mauve` (against `mauve_n` held-out texts), `evaluator`, `evaluator_parameters`, `evaluator_precision`,
+  `evaluator_context`, `evaluator_bos`, `date`. Estimates have `_low` and `_high` beside them; null is what could not be
+  measured.
 - `matched`: `gen_ppl` at `entropy` by interpolation `along` temperature or tau; `between_low` and `between_high` are
   its two neighbours; null with `reach_low` and `reach_high` where the samples do not get there.
 """
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows
 from rmdm.errors import ConfigError, RMDMError
+from rmdm.evaluation.coherence import coherence
 from rmdm.evaluation.evaluator import Evaluator, Place, Scored, find_evaluator
 from rmdm.evaluation.frontier import Point, matched, reach
 from rmdm.evaluation.intervals import Estimate, mean, nothing, percentiles, ratio
@@ -182,7 +184,7 @@ def measure_run(model: Model, run: Path, facts: dict[str, Any], plan: Plan, scor
     for samples, one, shares in zip(sets, scored, copied, strict=True):
         where = {"arm": model.config.name if samples.settings else HELD_OUT, "process": model.config.process}
         own = model_facts(samples, run) if samples.settings else {}
-        figures = text_figures(one, length, shares, known)
+        figures = text_figures(one, length, shares, known, coherence(scorer.evaluator, one.ids))
         kind = "model" if samples.settings else "held-out"
         rows.append({"row": kind, **where, **own, **figures, **scorer.evaluator.facts(), "date": today()})
     target = plan.entropy if plan.entropy is not None else rows[0]["entropy"] if control else None
@@ -199,7 +201,8 @@ def measure_texts(files: Sequence[str], reference: str | None, plan: Plan, score
     # One length for all, so that their entropies can be compared.
     length = plan.length or min(map(typical_length, [known] if known is not None else scores))
     for file, scored in zip(files, scores, strict=True):
-        figures = text_figures(scored, length, [None] * len(scored.ids), known)
+        coherent = coherence(scorer.evaluator, scored.ids)
+        figures = text_figures(scored, length, [None] * len(scored.ids), known, coherent)
         rows.append({"row": "texts", "arm": file, **figures, **scorer.evaluator.facts(), "date": today()})
     return rows
 
@@ -231,7 +234,11 @@ def model_facts(samples: Samples, run: Path) -> dict[str, Any]:
 
 
 def text_figures(
-    scored: Scored, length: int, copied: Sequence[float | None], known: Scored | None
+    scored: Scored,
+    length: int,
+    copied: Sequence[float | None],
+    known: Scored | None,
+    coherent: Estimate | None = None,
 ) -> dict[str, float | int | None]:
     """All figures of some texts; `known` are real ones to compare with."""
     has_N = scored.tokens_N > 0
@@ -247,6 +254,7 @@ def text_figures(
         **_mean("entropy", entropies),
         "entropy_length": length,
         "entropy_n": len(entropies),
+        **(coherent.flat("coherence") if coherent else nothing("coherence")),
         **{f"distinct_{n}": distinct(scored.ids, n) for n in (1, 2, 3)},
         **_mean("repetition", _present([repetition(ids_T) for ids_T in scored.ids])),
         **_alone("self_bleu", np.array(self_bleu(scored.ids))),

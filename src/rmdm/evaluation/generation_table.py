@@ -24,8 +24,8 @@ def render_generation(rows: Rows) -> str:
 def _figures(rows: Rows) -> str:
     varied = [key for key in ("temperature", "tau") if _varies(_models(rows), key)]
     columns = [("", "arm"), ("", "steps"), *(("", key) for key in varied), ("GenPPL", "value"), ("GenPPL", "95%"),
-               ("", "entropy"), *(("distinct", str(n)) for n in (1, 2, 3)), ("% of n-grams", "repeated"),
-               ("% of n-grams", "copied"), ("", "self-BLEU"), ("", "MAUVE")]  # fmt: skip
+               ("", "entropy"), ("", "coherence"), *(("distinct", str(n)) for n in (1, 2, 3)),
+               ("% of n-grams", "repeated"), ("% of n-grams", "copied"), ("", "self-BLEU"), ("", "MAUVE")]  # fmt: skip
     body = [
         [
             row["arm"],
@@ -34,6 +34,7 @@ def _figures(rows: Rows) -> str:
             _ppl(row["gen_ppl"]),
             _range(row, "gen_ppl"),
             _with_error(row, "entropy", 2),
+            _with_error(row, "coherence", 2),
             *(_share(row[f"distinct_{n}"]) for n in (1, 2, 3)),
             _share(row["repetition"], 100, 1),
             _share(row["copied"], 100, 1),
@@ -90,6 +91,10 @@ def _notes(rows: Rows, matches: Rows) -> list[str]:
         f"entropy: of unigrams, nats, over the first {lengths} of the evaluator's tokens, mean over texts; "
         f"{short} of {sum(row['n'] for row in rows)} texts are shorter and do not count"
     )
+    notes.append(
+        "coherence: what a text's first third tells of its last, nats a token that it saves against another text's "
+        "first third; the middle is left out"
+    )
     empty = sum(row["empty"] for row in rows)
     if empty:
         notes.append(f"{empty} texts have no token to score and count in no figure of GenPPL")
@@ -123,10 +128,10 @@ def _range(row: dict[str, Any], name: str) -> str:
 
 
 def _with_error(row: dict[str, Any], name: str, digits: int) -> str:
-    value, low, high = (row[key] for key in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if value is None:
         return "-"
-    return f"{value:.{digits}f}" + (f" ±{(high - low) / 2:.{digits}f}" if low is not None else "")
+    return f"{value:.{digits}f}" + (f" ±{(high - low) / 2:.{digits}f}" if low is not None and high is not None else "")
 
 
 def _share(value: float | None, scale: float = 1, digits: int = 2) -> str:

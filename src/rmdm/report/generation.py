@@ -77,6 +77,9 @@ def gen_parts(arms: Sequence[Arm]) -> list[Part]:
     parts: list[Part] = [steps_plot(arms, "gen_ppl", "GenPPL", "log")]
     for title, some in lengths:
         parts.append(steps_plot(some, "entropy", "unigram entropy, nats", "linear", title))
+    told = [arm for arm in arms if all(row.get("coherence") is not None for row in arm.of("gen", row="model"))]
+    if told:
+        parts.append(steps_plot(told, "coherence", "coherence, nats a token", "linear"))
     for title, some in lengths:
         parts += frontier_plots(some, title)
     tracks: list[Track] = []
@@ -107,7 +110,7 @@ def steps_plot(arms: Sequence[Arm], key: str, name: str, scale: ScaleName, title
         Line(label, spread_points(rows, "steps", key), arm.index, is_dashed=label != arm.label and rows[0]["tau"] != 1)
         for arm, label, rows in gen_arms(arms)
     ]
-    known = {row[key]: row for row in held_out(arms) if row[key]}.values()
+    known = {row[key]: row for row in held_out(arms) if row.get(key)}.values()
     levels = [Level(REAL, row[key], row[f"{key}_low"], row[f"{key}_high"]) for row in known]
     head = f"{name[0].upper()}{name[1:].split(',')[0]} against steps{title}"
     return Plot(head, "denoising steps", name, lines, levels, "log2", scale, note="Bands: bootstrap 95%.")
@@ -230,7 +233,7 @@ def matched_table(arms: Sequence[Arm], rows: Sequence[Row], *, is_only: bool) ->
 def gen_table(arms: Sequence[Arm], reference: Sequence[Row]) -> Table:
     """Every setting that was drawn, with every figure."""
     columns = [("", "arm"), ("", "steps"), ("", "temperature"), ("", "τ"), ("", "GenPPL"), ("", "entropy"),
-               ("distinct", "1"), ("distinct", "2"), ("distinct", "3"), ("% of n-grams", "repeated"),
+               ("", "coherence"), ("distinct", "1"), ("distinct", "2"), ("distinct", "3"), ("% of n-grams", "repeated"),
                ("% of n-grams", "copied"), ("", "self-BLEU"), ("", "MAUVE"), ("", "n")]  # fmt: skip
     rows: list[Cells] = [[Cell(REAL, is_quiet=True), NOTHING, NOTHING, NOTHING, *gen_cells(row)] for row in reference]
     for arm in arms:
@@ -252,4 +255,4 @@ def gen_cells(row: Row) -> Cells:
     ppl = estimate(row["gen_ppl"], row.get("gen_ppl_low"), row.get("gen_ppl_high"), lambda value: number(value, 4))
     distinct = [fixed(row.get(f"distinct_{n}"), 2) for n in (1, 2, 3)]
     shares = [figure("repetition", 100, 1), figure("copied", 100, 1), figure("self_bleu"), figure("mauve")]
-    return [ppl, figure("entropy"), *distinct, *shares, count(row.get("n"))]
+    return [ppl, figure("entropy"), figure("coherence"), *distinct, *shares, count(row.get("n"))]

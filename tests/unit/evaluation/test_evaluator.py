@@ -54,6 +54,16 @@ def test_scores_are_the_networks_own_without_the_first_token(folder):
     assert found.nats_N == pytest.approx([sum(hand_nats(folder, [5, 11, 6, 6])), sum(hand_nats(folder, [3, 4]))])
 
 
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_continuation_has_the_nats_of_its_own_tokens(folder, bos):
+    evaluator = Evaluator(find_evaluator(str(folder)), CPU, bos=bos)
+    pairs = [([5, 11, 6], [7, 8]), ([3], [4, 4, 9]), ([12, 13], [5])]
+    found = evaluator.continuation([(np.array(a), np.array(b)) for a, b in pairs])
+    before = [evaluator._bos] if bos else []
+    expected = [sum(hand_nats(folder, [*before, *a, *b])[-len(b) :]) for a, b in pairs]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_with_bos_every_token_counts(folder):
     evaluator = Evaluator(find_evaluator(str(folder)), CPU, bos=True)
     found = evaluator.score([text(3, 9, 4)])

@@ -60,6 +60,7 @@ def gen_rows(
     scored = {"evaluator": evaluator, "evaluator_parameters": 135_000_000, "evaluator_precision": "bf16", "date": DATE}
     rest = {
         "n": 256, "entropy_length": length, "entropy_n": 250, "distinct_1": 0.2, "distinct_2": 0.7, "distinct_3": 0.9,
+        **around("coherence", 0.2, 0.04),
         **around("repetition", 0.01), **around("copied", 0.004), **around("self_bleu", 0.3), **around("mauve", 0.4),
     }  # fmt: skip
     rows = [
