@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 
 from rmdm.hub import load_model
 from rmdm.presets import load_config
-from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
+from rmdm.training.checkpoint import list_checkpoints, step_of, verify_checkpoint
 from tests import warm
 from tests.conftest import rmdm, small_flags
 
@@ -106,6 +107,32 @@ def test_a_signal_saves_and_says_how_to_go_on(shards, whole, tmp_path):
     assert f"rmdm train {out} --resume auto" in text
     rmdm("train", str(out), "--resume", "auto")
     assert_same_run(whole, out)
+
+
+def test_a_run_that_another_process_trains_is_left_alone(shards, tmp_path):
+    out = tmp_path / "run"
+    process = start(*flags(shards, train__steps="100000"), "--out", str(out))
+    wait_for(lambda: list_checkpoints(out), process)
+    process.send_signal(signal.SIGSTOP)
+    before = files(out)
+    for verb in ("train", "run"):
+        refused = rmdm(verb, "storyworld-mini", *flags(shards), "--out", str(out), check=False)
+        assert refused.returncode == 2
+        assert refused.stderr == (
+            f"rmdm: {out} is being trained by another process (pid {process.pid} on {socket.gethostname()}); "
+            "wait for it, end it, or choose another --out\n"
+        )
+    refused = rmdm("align", "storyworld-mini", *flags(shards, encoder__name="none"), "--out", str(out), check=False)
+    assert "is being trained by another process" in refused.stderr
+    assert files(out) == before
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    last = step_of(list_checkpoints(out)[-1])
+    assert f"from step {last}" in rmdm("train", str(out), "--train.steps", str(last + 2)).stdout
+
+
+def files(run: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
 
 
 def test_a_finished_run_is_left_alone_and_says_so(shards, whole):
