@@ -1,5 +1,6 @@
 """Kill, resume, compare: a run that was interrupted is the run that was not."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -106,6 +107,48 @@ def test_a_signal_saves_and_says_how_to_go_on(shards, whole, tmp_path):
     assert process.returncode == 143
     assert f"rmdm train {out} --resume auto" in text
     rmdm("train", str(out), "--resume", "auto")
+    assert_same_run(whole, out)
+
+
+def test_a_closed_terminal_saves(shards, whole, tmp_path):
+    out = tmp_path / "run"
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    # Standard output and error are a terminal of its own, with the bar on it.
+    hook = (
+        "import os\n"
+        "os.setsid()\n"
+        f"terminal = os.open({os.ttyname(theirs)!r}, os.O_RDWR)\n"
+        "os.dup2(terminal, 1), os.dup2(terminal, 2)\n"
+    )
+    process = start(*flags(shards, train__save_every="0"), "--out", str(out), hook=hook)
+    seen = b""
+
+    def some_steps() -> bool:
+        nonlocal seen
+        with contextlib.suppress(BlockingIOError):
+            seen += os.read(ours, 1 << 16)
+        return (out / "metrics.jsonl").exists() and len(losses(out)) >= 3
+
+    wait_for(some_steps, process)
+    os.close(theirs)
+    os.close(ours)
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGHUP
+    assert b"/60" in seen, "there was a bar"
+    assert "from step" in rmdm("train", str(out)).stdout
+    assert_same_run(whole, out)
+
+
+def test_training_goes_on_when_nobody_reads_its_lines(shards, whole, tmp_path):
+    out, pipe = tmp_path / "run", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    hook = f"import os\nos.dup2(os.open({str(pipe)!r}, os.O_WRONLY), 1)\n"
+    process = start(*flags(shards, train__valid_every="10"), "--out", str(out), "--resume", "auto", hook=hook)
+    with pipe.open() as lines:
+        assert "parameters" in lines.readline()
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
     assert_same_run(whole, out)
 
 

@@ -86,14 +86,19 @@ def repeatable(world: World) -> Generator[None]:
 
 @contextmanager
 def signals() -> Generator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that the loop can save and leave; a second one of the kind acts at once."""
+    """Collects SIGINT, SIGTERM and SIGHUP, so that the loop can save and leave; a second one of the kind acts at once.
+
+    But not a second SIGHUP: of a closed terminal both the system and the shell tell. Under nohup there is none at all.
+    """
     caught: list[int] = []
-    kinds = (signal.SIGINT, signal.SIGTERM)
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        kinds.append(signal.SIGHUP)
     old = {kind: signal.getsignal(kind) for kind in kinds}
 
     def handler(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        signal.signal(number, old[signal.Signals(number)])
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else old[signal.Signals(number)])
 
     for kind in kinds:
         signal.signal(kind, handler)

@@ -1,7 +1,8 @@
-"""A run is of one process at a time."""
+"""A run is of one process at a time, and ends well when it is told to."""
 
 import fcntl
 import os
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from rmdm.errors import TrainingError
 from rmdm.training.distributed import World
-from rmdm.training.guards import LOCK, alone
+from rmdm.training.guards import LOCK, alone, signals
 
 HERE = World(0, 1, torch.device("cpu"))
 OTHER_RANK = World(1, 1, torch.device("cpu"))
@@ -81,3 +82,19 @@ def test_a_folder_that_cannot_be_written_is_for_others_to_complain_of(tmp_path):
         (tmp_path / "closed").mkdir(mode=0o500)
         with alone(tmp_path / "closed" / "run", HERE):
             pass
+
+
+def test_a_terminal_that_is_closed_is_a_signal_to_save_however_often_it_is_told():
+    old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with signals() as caught:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGHUP)
+        assert caught == [signal.SIGHUP]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+        with signals() as caught:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert caught == []
+    finally:
+        signal.signal(signal.SIGHUP, old)
