@@ -4,6 +4,7 @@ What the verbs are is in `rmdm.verbs`.
 """
 
 import argparse
+import contextlib
 import difflib
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from rmdm import __version__
 from rmdm.errors import ConfigError, RMDMError, nearest
 from rmdm.kinds import Outcome
+from rmdm.streams import unheard
 from rmdm.verbs import VERBS, Verb, add_json
 
 
@@ -33,6 +35,12 @@ COMPILER_REMARKS = ("TensorFloat32 tensor cores for float32 matrix multiplicatio
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 on success, 2 on bad input, 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
+    with unheard() if args and args[0] in VERBS and VERBS[args[0]].lasts else contextlib.nullcontext():
+        return answer(args)
+
+
+def answer(args: list[str]) -> int:
+    """Run a verb; mistakes become one line, and the exit code tells."""
     wants_json = "--json" in args
     for remark in COMPILER_REMARKS:
         warnings.filterwarnings("ignore", message=remark, category=UserWarning)
@@ -42,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(outcome.get("exit", 0)) if outcome else 0
     except RMDMError as error:
         code, outcome = 2, {"error": str(error)}
-    except BrokenPipeError:
+    except BrokenPipeError:  # `rmdm sample | head -1` has what it wants
         return 1
     except OSError as error:
         # What no stage foresaw: an unwritable folder, a path through a file, a full disk.

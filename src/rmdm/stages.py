@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ Outcome = dict[str, Any]
 def is_main() -> bool:
     """Whether this process is the only rank or the first."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def own(out: Path, device: str) -> Generator[None]:
+    """Join the ranks, and hold the run against other processes until it is left; before that nothing is written."""
+    from rmdm.training.distributed import world
+    from rmdm.training.guards import alone
+
+    # A GPU that is not there is refused by the stage that needs it: a finished run needs none.
+    with world(torch_device(device).type) as here, alone(out, here):
+        yield
 
 
 def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcome:
@@ -43,6 +55,12 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
 
 def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "train") -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
+    with own(out, config.train.device):
+        return train_here(config, out, resume, show, verb)
+
+
+def train_here(config: Config, out: Path, resume: str, show: Show, verb: str) -> Outcome:
+    """The same in a run that is held."""
     from rmdm.data.prepare import prepare, shard_dir
     from rmdm.meanflow.rows import open_stage_one
     from rmdm.training.checkpoint import mend_exchange, step_of
@@ -153,11 +171,12 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
     from rmdm.encoders.whitening import Whitening
     from rmdm.meanflow.align import align
     from rmdm.training.distributed import world
+    from rmdm.training.guards import alone
 
     shards, tokenizer = open_shards(config)
     config = with_shards(config, shards)
     manifest = Manifest.load(shards)
-    with world(config.meanflow.train.device, "meanflow.") as here:
+    with world(config.meanflow.train.device, "meanflow.") as here, alone(out, here):
         try:
             cache = find_cache(shards, config_facts(config, manifest))
         except DataError:  # none or several by the encoder's name: look at the encoder itself
@@ -174,13 +193,14 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
                 return OnlineLatents.open(config, shards, split, encoder, whitening)
 
         done = align(config, cache, out, here, resume=resume, show=show, verb=verb, online=online)
+        if here.is_main and done.stopped is None:
+            keep_aligned(config, out)
     if done.stopped is not None:
         if here.is_main:
             again = f"rmdm {verb} {out} --resume auto"
             show(f"stopped at step {done.stopped.step}, saved {done.stopped.checkpoint}; go on with: {again}")
         return {"finished": False, "run": str(out), "exit": 128 + done.stopped.signal}
     if here.is_main:
-        keep_aligned(config, out)
         how = "made before" if done.skipped else f"z_0 in {cache}" if done.kind else "no z_0 stored"
         show(f"align: flow in {done.flow}, {how}; next: rmdm latents {out}")
     return {"finished": True, "run": str(out), "flow": str(done.flow), "cache": str(cache), "latent": done.kind}
@@ -250,16 +270,12 @@ def run_presets(runs: Sequence[tuple[Config, Path]], resume: str, show: Show) ->
 
 def run_stages(config: Config, out: Path, resume: str, show: Show) -> Outcome:
     """Prepare, for RMDM encode and align, and train; what is done already is skipped and said so."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from rmdm.training.distributed import world
-
-        with world(config.train.device):
-            return run_stages_here(config, out, resume, show)
-    return run_stages_here(config, out, resume, show)
+    with own(out, config.train.device):
+        return run_stages_here(config, out, resume, show)
 
 
 def run_stages_here(config: Config, out: Path, resume: str, show: Show) -> Outcome:
-    """The stages, as one rank of a group that is already there or as the only one."""
+    """The stages, in a run that is held, as one rank of a group that is already there or as the only one."""
     prepared = prepare_stage(config, show)
     config = with_shards(config, Path(prepared["data_dir"]))
     outcome: Outcome = {"prepare": prepared, "run": str(out)}

@@ -29,6 +29,8 @@ class Verb:
     """Whether it takes several presets."""
     sections: tuple[str, ...] = ()
     """For those that take a preset: the sections of settings the verb uses; none named: all."""
+    lasts: bool = False
+    """Whether it goes on when nobody reads its lines any more: it takes long, and what it makes is on the disk."""
 
 
 PRESET_HELP = "PRESET: a preset's name, a YAML file or a run directory. FIELD: one of the settings below."
@@ -360,17 +362,22 @@ def run_presets(args: argparse.Namespace, overrides: dict[str, Any], show: Show)
 STAGE_ONE = ("data", "encoder", "latent", "meanflow")
 """The sections that stage I is made of."""
 VERBS: dict[str, Verb] = {
-    "run": Verb("run whole presets, stage by stage, skipping what is done", True, run_flags, run_all, True),
-    "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare, sections=("data",)),
+    "run": Verb("run whole presets, stage by stage, skipping what is done", True, run_flags, run_all, True, lasts=True),
+    "prepare": Verb("tokenise a corpus into shards", True, preset_flags, run_prepare, sections=("data",), lasts=True),
     "encode": Verb(
-        "embed every row with a pretrained encoder", True, encode_flags, run_encode, sections=STAGE_ONE[:-1]
+        "embed every row with a pretrained encoder", True, encode_flags, run_encode, sections=STAGE_ONE[:-1], lasts=True
     ),
     "align": Verb(
-        "train the flow that makes the embeddings Gaussian", True, align_flags, run_align, sections=STAGE_ONE
+        "train the flow that makes the embeddings Gaussian",
+        True,
+        align_flags,
+        run_align,
+        sections=STAGE_ONE,
+        lasts=True,
     ),
-    "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents),
-    "train": Verb("train a model on prepared shards", True, train_flags, run_train),
-    "eval": Verb("measure trained models", False, eval_flags, run_eval),
+    "latents": Verb("report how Gaussian the latents of a run are", False, latents_flags, run_latents, lasts=True),
+    "train": Verb("train a model on prepared shards", True, train_flags, run_train, lasts=True),
+    "eval": Verb("measure trained models", False, eval_flags, run_eval, lasts=True),
     "bench": Verb("measure speed and memory", False, bench_flags, run_bench),
     "report": Verb("put everything measured of some runs on one page", False, report_flags, run_report),
     "sample": Verb("write text with a trained model", False, sample_flags, run_sample),

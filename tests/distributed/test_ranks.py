@@ -10,6 +10,7 @@ from rmdm.hub import load_model
 from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
 from tests import warm
 from tests.conftest import rmdm, small_flags
+from tests.unit.training.test_guards import taken
 from tests.unit.training.toy import MAIN
 
 
@@ -112,3 +113,31 @@ def test_a_finished_run_s_model_is_renewed_once(shards, tmp_path):
     assert done.stdout.count("its model now has sample.temperature=0.9") == 1
     verify_checkpoint(list_checkpoints(tmp_path / "run")[-1])
     assert load_model(tmp_path / "run").config.sample.temperature == 0.9
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from rmdm.errors import TrainingError
+from rmdm.training.distributed import world
+from rmdm.training.guards import alone
+with world("cpu") as here:
+    try:
+        with alone(Path(sys.argv[1]), here), alone(Path(sys.argv[1]), here):
+            print("held")
+    except TrainingError as error:
+        print(error)
+"""
+
+
+def test_all_ranks_hold_a_run_or_all_are_refused(shards, tmp_path):
+    out = tmp_path / "run"
+    command = ["train", "storyworld-mini", *small_flags(data__dir=str(shards), train__device="cpu"), "--out", str(out)]
+    with taken(out):
+        refused = warm.run(HOLD, str(out), ranks=2)
+        assert refused.returncode == 0, refused.stderr
+        assert refused.stdout.count("run is being trained by another process (pid 4711 on elsewhere)") == 2
+        assert rmdm(*command, ranks=2, check=False).returncode == 2
+        assert [path.name for path in out.iterdir()] == [".lock"], "nothing was written"
+    assert warm.run(HOLD, str(out), ranks=2).stdout == "held\n" * 2
+    rmdm(*command, ranks=2)

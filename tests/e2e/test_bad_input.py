@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from rmdm.cli import main
+from rmdm.config import TokenizerConfig
 from rmdm.training.checkpoint import list_checkpoints
 from tests.conftest import small_flags
+from tests.release import save_release
 
 TEXT = "".join(
     json.dumps({"text": f"a short line of text number {i} that fills some tokens"}) + "\n" for i in range(400)
 )
+WORD = TokenizerConfig(kind="word")
 WIKI = [
     "--data.tokenizer.vocab_size", "300", "--data.holdout", "10", "--data.length", "16", "--model.layers", "1",
     "--model.width", "16", "--model.heads", "2",
@@ -119,6 +122,10 @@ def test_stories_of_another_corpus_are_refused_before_anything_else(capfd, tmp_p
     said = capfd.readouterr()
     assert "was not trained on storyworld, so its stories cannot be checked" in said.err
     assert said.out == ""
+    other = save_release(Path("other"), "mdlm", data__storyworld="mini", data__dir=str(shards), data__tokenizer=WORD)
+    for last in ("run", "nowhere"):
+        assert main(["eval", "stories", str(other), last, "--n", "4", "--steps", "2"]) == 2
+        assert capfd.readouterr().out == "", "the first of two is not measured before"
 
 
 def test_a_manifest_that_names_another_tokenizer_than_the_one_beside_it(capfd, tmp_path):

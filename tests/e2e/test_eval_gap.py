@@ -66,6 +66,8 @@ def test_stories_have_the_exact_law_beside_them(shards, tmp_path, capsys):
     [
         ([], [], "no run is named; give a run directory, or --toys"),
         (["ar"], [], "is autoregressive and writes one token at a time"),
+        (["mdlm", "ar"], ["--seed", "7"], "is autoregressive and writes one token at a time"),
+        (["mdlm", "nowhere"], ["--seed", "7"], "nowhere does not exist"),
         (["mdlm"], ["--blocks", "1,2"], "--blocks 1,2 is no list of numbers of 2 and more"),
         (["mdlm"], ["--blocks", "64"], "no row has 64 tokens of text; use smaller --blocks"),
         (["mdlm"], ["--rows", "0"], "--rows 0 is below 1"),
@@ -74,6 +76,7 @@ def test_stories_have_the_exact_law_beside_them(shards, tmp_path, capsys):
 def test_what_cannot_be_done_is_one_line(place, capsys, runs, flags, message):
     names = [str(place / name) for name in runs]
     assert main(["eval", "gap", *names, "--data", str(place / "texts.txt"), *flags]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == "", "nothing is measured before"

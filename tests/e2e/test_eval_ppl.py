@@ -140,6 +140,20 @@ def test_a_changed_request_is_measured_again(place, capsys):
 
 
 @pytest.mark.parametrize(
+    ("second", "message"),
+    [("nowhere", "nowhere does not exist"), ("packed", "has 3 tokens, fewer than one row of 16")],
+)
+def test_mistakes_about_the_last_run_are_told_before_the_first_is_measured(place, capsys, second, message):
+    text = place / f"{second}.txt"
+    text.write_text("anna was")
+    assert main(["eval", "ppl", str(place / "mdlm"), str(place / second), "--data", f"lm1b,{text}",
+                 "--data-dir", str(place), "--seed", "7", "--device", "cpu"]) == 2  # fmt: skip
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--data", "short.txt"], "has 3 tokens, fewer than one row of 16; use a longer text"),

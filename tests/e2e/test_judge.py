@@ -311,6 +311,15 @@ def test_mistakes_are_one_line(args, message, capfd, monkeypatch):
     assert error.count("\n") == 1
 
 
+def test_a_missing_run_is_noticed_before_another_writes(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("DEEPSEEK_API_KEY", KEY)
+    run = save_release(tmp_path / "run", "mdlm")
+    assert main(["eval", "judge", str(run), "nowhere", "--n", "2"]) == 2
+    captured = capfd.readouterr()
+    assert "nowhere does not exist" in captured.err
+    assert "writes" not in captured.out
+
+
 def test_a_missing_key_is_noticed_before_anything_is_written(tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     run = save_release(tmp_path / "run", "mdlm")

@@ -1,9 +1,11 @@
 """Kill, resume, compare: a run that was interrupted is the run that was not."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 
 from rmdm.hub import load_model
 from rmdm.presets import load_config
-from rmdm.training.checkpoint import list_checkpoints, verify_checkpoint
+from rmdm.training.checkpoint import list_checkpoints, step_of, verify_checkpoint
 from tests import warm
 from tests.conftest import rmdm, small_flags
 
@@ -106,6 +108,74 @@ def test_a_signal_saves_and_says_how_to_go_on(shards, whole, tmp_path):
     assert f"rmdm train {out} --resume auto" in text
     rmdm("train", str(out), "--resume", "auto")
     assert_same_run(whole, out)
+
+
+def test_a_closed_terminal_saves(shards, whole, tmp_path):
+    out = tmp_path / "run"
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    # Standard output and error are a terminal of its own, with the bar on it.
+    hook = (
+        "import os\n"
+        "os.setsid()\n"
+        f"terminal = os.open({os.ttyname(theirs)!r}, os.O_RDWR)\n"
+        "os.dup2(terminal, 1), os.dup2(terminal, 2)\n"
+    )
+    process = start(*flags(shards, train__save_every="0"), "--out", str(out), hook=hook)
+    seen = b""
+
+    def some_steps() -> bool:
+        nonlocal seen
+        with contextlib.suppress(BlockingIOError):
+            seen += os.read(ours, 1 << 16)
+        return (out / "metrics.jsonl").exists() and len(losses(out)) >= 3
+
+    wait_for(some_steps, process)
+    os.close(theirs)
+    os.close(ours)
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGHUP
+    assert b"/60" in seen, "there was a bar"
+    assert "from step" in rmdm("train", str(out)).stdout
+    assert_same_run(whole, out)
+
+
+def test_training_goes_on_when_nobody_reads_its_lines(shards, whole, tmp_path):
+    out, pipe = tmp_path / "run", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    hook = f"import os\nos.dup2(os.open({str(pipe)!r}, os.O_WRONLY), 1)\n"
+    process = start(*flags(shards, train__valid_every="10"), "--out", str(out), "--resume", "auto", hook=hook)
+    with pipe.open() as lines:
+        assert "parameters" in lines.readline()
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert_same_run(whole, out)
+
+
+def test_a_run_that_another_process_trains_is_left_alone(shards, tmp_path):
+    out = tmp_path / "run"
+    process = start(*flags(shards, train__steps="100000"), "--out", str(out))
+    wait_for(lambda: list_checkpoints(out), process)
+    process.send_signal(signal.SIGSTOP)
+    before = files(out)
+    for verb in ("train", "run"):
+        refused = rmdm(verb, "storyworld-mini", *flags(shards), "--out", str(out), check=False)
+        assert refused.returncode == 2
+        assert refused.stderr == (
+            f"rmdm: {out} is being trained by another process (pid {process.pid} on {socket.gethostname()}); "
+            "wait for it, end it, or choose another --out\n"
+        )
+    refused = rmdm("align", "storyworld-mini", *flags(shards, encoder__name="none"), "--out", str(out), check=False)
+    assert "is being trained by another process" in refused.stderr
+    assert files(out) == before
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    last = step_of(list_checkpoints(out)[-1])
+    assert f"from step {last}" in rmdm("train", str(out), "--train.steps", str(last + 2)).stdout
+
+
+def files(run: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
 
 
 def test_a_finished_run_is_left_alone_and_says_so(shards, whole):

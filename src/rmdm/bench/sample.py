@@ -40,6 +40,8 @@ def bench_runs(
 ) -> Rows:  # fmt: skip
     """Rows of every run, kept in its folder."""
     rows: Rows = []
+    for run in runs:  # all mistakes first; no model is kept: it would count among another's memory
+        load_model(run)
     for run in runs:
         model = load_model(run, device)
         counts = list(steps) or default_steps(model)

@@ -35,6 +35,7 @@ from rmdm.data.tokenizer import Tokenizer, build_tokenizer, load_pretrained
 from rmdm.data.workers import Encoder, Workers, default_workers
 from rmdm.data.writer import PartWriter, await_file, finished, writing
 from rmdm.errors import ConfigError, DataError, OtherShardsError, RMDMError, StoppedError
+from rmdm.locks import locked
 
 SMALL_BYTES = 1 << 20
 """Corpora smaller than this are tokenised in this process: starting workers would take longer."""
@@ -72,7 +73,7 @@ def prepare(
     Every rank calls this; rank r tokenises parts r, r + world, ... and all meet at `barrier` three times. The result
     does not depend on `world`. Shards in the folder that were made with other settings, or from another source, are
     never used and never overwritten: that is a DataError. A folder that is made here goes again if the input is at
-    fault and nothing in it is of use to a later call.
+    fault and nothing in it is of use to a later call. Where another process makes the same shards, this waits for them.
     """
     _check(config)
     show = log if progress and rank == 0 else _silent
@@ -80,6 +81,17 @@ def prepare(
         barrier()  # rank 0 goes first: it downloads, trains the tokenizer, and finds what is wrong with the settings
     train, valid = _sources(config, show)
     folder = _folder(config, train, valid)
+    is_maker = rank == 0 and train is not None and not (folder / "manifest.json").exists()
+    with _alone(folder, show) if is_maker else contextlib.nullcontext():
+        return _prepared(config, folder, train, valid, rank, world, barrier, progress, log)
+
+
+def _prepared(
+    config: DataConfig, folder: Path, train: Source | None, valid: Source | None,
+    rank: int, world: int, barrier: Callable[[], None], progress: bool, log: Callable[[str], None],
+) -> Prepared:  # fmt: skip
+    """The shards in a folder that rank 0 holds unless they were made before."""
+    show = log if progress and rank == 0 else _silent
     is_made = False
     if rank == 0:
         if train is not None and not (folder / "manifest.json").exists():
@@ -195,6 +207,18 @@ def _plan(config: DataConfig, train: Source, valid: Source | None) -> dict[str, 
     """What decides the stored tokens: not the held-out split and, when packed, not the length of rows."""
     free = {"holdout", *(("length", "wrap") if config.layout == "packed" else ())}
     return {key: value for key, value in _asked(config, train, valid).items() if key not in free}
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, show: Callable[[str], None]) -> Iterator[None]:
+    """Hold a folder of shards; wait for another process that makes them, which may be all there is to do."""
+    whole = folder.resolve()
+    with contextlib.suppress(OSError):  # `_make` will say so
+        whole.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, which goes again if the input is at fault.
+    place = whole.with_name(f".{whole.name}.lock")
+    with locked(place, lambda who: show(f"{folder} is being made by another process ({who}); waiting for it")):
+        yield
 
 
 def _make(folder: Path) -> bool:

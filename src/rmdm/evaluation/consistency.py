@@ -16,10 +16,11 @@ from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import ConfigError, DataError
-from rmdm.evaluation.record import Rows, model_identity, recorded
+from rmdm.evaluation.record import Rows, model_identity, read_record, recorded
 from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
 from rmdm.hub import Model, load_model
 from rmdm.meanflow.rows import open_stage_one
+from rmdm.meanflow.tasks import Rows as LatentRows
 from rmdm.precision import autocast
 from rmdm.samplers.generate import own_settings
 from rmdm.samplers.noise import row_keys
@@ -27,6 +28,7 @@ from rmdm.samplers.noise import row_keys
 STEPS = (1, 2, 4, 8, 16, 32)
 STORIES = 512
 TRUE_ARM = "true stories"
+RECORD = "stories.json"
 
 
 class TrainingStories:
@@ -119,21 +121,26 @@ def measure_runs(
     rows: list[StoryRow] = []
     training: dict[Path, TrainingStories] = {}
     sizes: dict[str, TrainingStories] = {}
-    for run in runs:
-        model = load_model(run, device)
+
+    def asked(model: Model) -> dict[str, Any]:
+        settings = replace(model.config.sample, **changes)
+        own = {**model_identity(model.folder, device), **asdict(settings)}
+        return {**own, "steps": list(steps), "n": n, "ceiling": ceiling}
+
+    for run in runs:  # all mistakes first; no model is kept: all of them may be more than a GPU holds
+        model = load_model(run)
         size = storyworld_of(model)
         shards = shard_dir(model.config.data)
         if shards not in training:
             training[shards] = TrainingStories.open(shards, model.tokenizer)
         sizes.setdefault(size, training[shards])
-        settings = replace(model.config.sample, **changes)
-        asked = {
-            **model_identity(model.folder, device),
-            **asdict(settings),
-            "steps": list(steps),
-            "n": n,
-            "ceiling": ceiling,
-        }
+        for count in steps:
+            own_settings(model.backbone, replace(model.config.sample, **changes), count).check(model.backbone)
+        if ceiling and needs_latents(model.config) and read_record(run / "eval" / RECORD, asked(model)) is None:
+            held_out_rows(model, run, shards, n)
+    for run in runs:
+        model = load_model(run, device)
+        shards, settings = shard_dir(model.config.data), replace(model.config.sample, **changes)
 
         def measure(
             model: Model = model, run: Path = run, shards: Path = shards, settings: SampleConfig = settings
@@ -149,16 +156,21 @@ def measure_runs(
                 measured += consistency(model, training[shards], steps, n, **given)
             return [row.to_json() for row in measured]
 
-        measured = recorded(run / "eval" / "stories.json", asked, measure, show)
+        measured = recorded(run / "eval" / RECORD, asked(model), measure, show)
         rows += [StoryRow.from_json(row) for row in measured]
     return rows + [true_row(size, stories, n) for size, stories in sizes.items()]
 
 
 def held_out_latents(model: Model, run: Path, shards: Path, n: int) -> Tensor:
     """z~ of the first n held-out stories."""
+    return latents_of_rows(model, held_out_rows(model, run, shards, n).take(np.arange(n)))
+
+
+def held_out_rows(model: Model, run: Path, shards: Path, n: int) -> LatentRows:
+    """What stage I has of the held-out stories, which must be n or more."""
     device = model.backbone.embed.weight.device
     stage_one = open_stage_one(model.config, stage_one_run(model.config, run), shards, model.tokenizer, device)
     held = len(stage_one.valid) if stage_one.valid is not None else 0
     if stage_one.valid is None or held < n:
         raise DataError(f"{shards} holds out {held} stories, too few for {n} true latents; ask for at most {held}")
-    return latents_of_rows(model, stage_one.valid.take(np.arange(n)))
+    return stage_one.valid

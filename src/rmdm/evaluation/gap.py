@@ -46,7 +46,7 @@ from rmdm.errors import ConfigError, DataError
 from rmdm.evaluation.bounds import BATCH_TOKENS, SEED, Condition, Latents, nll
 from rmdm.evaluation.likelihood import TRUE_LAW, arm_labels, read_latents, record_name
 from rmdm.evaluation.record import Rows, model_identity, recorded
-from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
+from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_sets
 from rmdm.evaluation.toys import kl
 from rmdm.hub import Model, device_name, load_model
 from rmdm.precision import in_half
@@ -132,14 +132,19 @@ def ranks(index: NDArray[np.int64], text_BL: NDArray[np.bool_], order: int, seed
     return np.argsort(np.argsort(np.where(text_BL, u_BL, np.inf), axis=1), axis=1)
 
 
-def model_log_prob(model: Model, rows: ScoredRows, condition: Condition | None) -> LogProb:
-    """A model's predictions, under a latent or none."""
-    backbone = model.backbone
-    if backbone.causal:
+def refuse_causal(model: Model) -> None:
+    """Raise `ConfigError` for a model that writes nothing at once."""
+    if model.backbone.causal:
         raise ConfigError(
             f"{model.config.name} is autoregressive and writes one token at a time, so it has no gap; "
             "use a masked diffusion model"
         )
+
+
+def model_log_prob(model: Model, rows: ScoredRows, condition: Condition | None) -> LogProb:
+    """A model's predictions, under a latent or none."""
+    refuse_causal(model)
+    backbone = model.backbone
 
     def log_prob(index: NDArray[np.int64], masked_BL: NDArray[np.bool_]) -> NDArray[np.float64]:
         x_BL = rows.x_NL[index]
@@ -208,11 +213,14 @@ def measure_runs(
     """Every block size of every run; what was measured before is read back."""
     measured: Rows = []
     laws: dict[str, Rows] = {}
+
+    def check(model: Model, part: ScoredRows) -> None:
+        refuse_causal(model)
+        fitting(blocks, part)
+
+    opened = open_sets(runs, [ref], check, folder=folder, column=column, document=document, rows=rows)
     for run in runs:
-        model = load_model(run, device)
-        part = open_set(
-            ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document, rows=rows
-        )
+        model, part = load_model(run, device), opened[run, ref]
         asked = {
             **model_identity(model.folder, device), "set": ref, "text": part.fingerprint, "rows": len(part),
             "blocks": list(blocks), "orders": orders, "seed": seed,

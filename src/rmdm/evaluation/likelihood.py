@@ -35,7 +35,7 @@ from rmdm.errors import DataError
 from rmdm.evaluation.bounds import SEED, Condition, Figure, Latents, Nats, row_keys, row_nats
 from rmdm.evaluation.intervals import half_width
 from rmdm.evaluation.record import Rows, model_identity, recorded
-from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_set
+from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_sets
 from rmdm.hub import Model, device_name, load_model
 from rmdm.precision import in_half
 from rmdm.samplers.latents import Tau
@@ -94,12 +94,11 @@ def measure_runs(
 ) -> Rows:
     """Every figure of every set under every run; what was measured before is read back."""
     measured: Rows = []
+    opened = open_sets(runs, sets, folder=folder, column=column, document=document, rows=rows)
     for run in runs:
         model = load_model(run, device)
         for ref in sets:
-            part = open_set(
-                ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document, rows=rows
-            )
+            part = opened[run, ref]
             asked = {
                 **model_identity(model.folder, device), "set": ref, "text": part.fingerprint, "rows": len(part),
                 "draws": draws, "seed": seed,

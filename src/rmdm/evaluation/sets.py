@@ -10,7 +10,7 @@ Shapes: N rows, L positions, T tokens.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ from rmdm.data.shards import DTYPES, TokenRows
 from rmdm.data.sources import Source, open_source
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.errors import DataError, RMDMError, nearest
+from rmdm.hub import load_model
+from rmdm.model import Model
 
 HELD_OUT = "valid"
 """Name of a run's own held-out rows."""
@@ -130,6 +132,35 @@ def open_set(
     texts = _documents(source)
     documents = articles(texts) if is_lines else texts
     return text_rows(ref, source, documents, tokenizer, data).at_most(rows)
+
+
+def open_sets(
+    runs: Sequence[Path],
+    refs: Sequence[str],
+    check: Callable[[Model, ScoredRows], object] = lambda model, part: None,
+    *,
+    folder: Path | None = None,
+    column: str | None = None,
+    document: Document = "line",
+    rows: int | None = None,
+) -> dict[tuple[Path, str], ScoredRows]:
+    """Every set in the rows of every run, so that what is wrong with the last is known before the first is measured.
+
+    Runs of the same tokenizer and layout share them. `check` raises where a run and a set do not go together.
+    """
+    opened: dict[tuple[Path, str], ScoredRows] = {}
+    made: dict[tuple[str, ...], ScoredRows] = {}
+    for run in runs:
+        model = load_model(run)  # and not kept: all of them may be more than a GPU holds
+        for ref in refs:
+            key = (ref, model.tokenizer.fingerprint, repr(model.config.data))
+            if key not in made:
+                made[key] = open_set(
+                    ref, model.tokenizer, model.config.data, folder=folder, column=column, document=document, rows=rows
+                )
+            check(model, made[key])
+            opened[run, ref] = made[key]
+    return opened
 
 
 def _documents(source: Source) -> Iterator[str]:

@@ -1,17 +1,65 @@
-"""What guards a run: bad figures stop it before they do harm, signals end it well, sums have one order."""
+"""What guards a run: one process has it, bad figures do no harm, signals end it well, sums have one order."""
 
 import math
 import signal
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import torch
 
 from rmdm.errors import TrainingError
+from rmdm.locks import locked
 from rmdm.training.checkpoint import list_checkpoints
 from rmdm.training.distributed import World
+
+LOCK = ".lock"
+_HELD: set[Path] = set()
+"""Runs that this process holds."""
+
+
+@contextmanager
+def alone(out: Path, world: World) -> Generator[None]:
+    """Hold a run, which two processes would spoil for each other; all ranks call this, and rank 0 holds it for them.
+
+    Within another `alone` of the same run it does nothing. A folder that is made for it goes again if it stays empty.
+    """
+    refusal, whole = None, out.resolve()
+
+    def refuse(who: str) -> None:
+        raise TrainingError(
+            f"{out} is being trained by another process ({who}); wait for it, end it, or choose another --out"
+        )
+
+    with ExitStack() as held:
+        if world.is_main and whole not in _HELD:
+            held.enter_context(_made(out))
+            try:
+                held.enter_context(locked(out / LOCK, refuse))
+            except TrainingError as error:
+                refusal = str(error)
+            _HELD.add(whole)
+            held.callback(_HELD.discard, whole)
+        refusal = world.broadcast(refusal)
+        if refusal is not None:
+            raise TrainingError(refusal)
+        yield
+
+
+@contextmanager
+def _made(folder: Path) -> Generator[None]:
+    """Make a folder, and remove it if nothing was put there."""
+    new: list[Path] = []
+    with suppress(OSError):  # whoever must write there will say so
+        new += [one for one in (folder, *folder.parents) if not one.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for one in new:
+                one.rmdir()
 
 
 def check_finite(step: int, values: list[float], out: Path, section: str = "") -> None:
@@ -38,14 +86,19 @@ def repeatable(world: World) -> Generator[None]:
 
 @contextmanager
 def signals() -> Generator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that the loop can save and leave; a second one of the kind acts at once."""
+    """Collects SIGINT, SIGTERM and SIGHUP, so that the loop can save and leave; a second one of the kind acts at once.
+
+    But not a second SIGHUP: of a closed terminal both the system and the shell tell. Under nohup there is none at all.
+    """
     caught: list[int] = []
-    kinds = (signal.SIGINT, signal.SIGTERM)
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        kinds.append(signal.SIGHUP)
     old = {kind: signal.getsignal(kind) for kind in kinds}
 
     def handler(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        signal.signal(number, old[signal.Signals(number)])
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else old[signal.Signals(number)])
 
     for kind in kinds:
         signal.signal(kind, handler)

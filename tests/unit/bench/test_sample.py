@@ -36,6 +36,14 @@ def test_steps_default_to_powers_of_two_up_to_the_length(tmp_path):
     assert default_steps(model) == [4, 8, 16]
 
 
+def test_a_missing_run_is_told_before_another_is_measured(tmp_path, capsys):
+    run = save_release(tmp_path / "run", "mdlm")
+    assert main(["bench", "sample", str(run), str(tmp_path / "nowhere"), "--repeats", "1"]) == 2
+    captured = capsys.readouterr()
+    assert "nowhere does not exist" in captured.err
+    assert captured.out == ""
+
+
 def test_bad_flags_are_told_in_one_line(tmp_path, capsys):
     assert main(["bench", "sample", str(tmp_path), "--batch", "0"]) == 2
     assert "--batch 0 is below 1" in capsys.readouterr().err

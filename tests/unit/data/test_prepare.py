@@ -51,7 +51,7 @@ ALL = [text for i in range(5) for text in texts(30, seed=i)]
 
 
 def make(config: DataConfig, **options: Any) -> Prepared:
-    return prepare.prepare(config, progress=False, **options)
+    return prepare.prepare(config, **{"progress": False, **options})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -568,6 +568,37 @@ def test_two_processes_do_not_write_one_folder(corpus: Path, tmp_path: Path) -> 
         make(config)
     other.close()
     make(config)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("world", [1, 2])
+def test_who_comes_second_waits_and_uses_what_the_first_made(
+    corpus: Path, tmp_path: Path, world: int, is_killed: bool
+) -> None:
+    expected = reference_files(corpus, tmp_path / "whole")
+    folder = tmp_path / "shards"
+    first = start(corpus, folder, pause=0.1)
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("*.tokens")):
+        assert first.poll() is None, "it must not end before the second one comes"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    said: list[str] = []
+
+    def log(text: str) -> None:
+        said.append(text)
+        if is_killed and "waiting" in text:
+            first.kill()
+
+    tokenizer = TokenizerConfig(vocab_size=300)
+    config = DataConfig(path=str(corpus), dir=str(folder), length=8, holdout=9, workers=1, tokenizer=tokenizer)
+    prepared = run_ranks(config, world, progress=True, log=log)
+    assert first.wait(60) == (-signal.SIGKILL if is_killed else 0)
+    assert [one.skipped for one in prepared] == [not is_killed] * world
+    assert f"{folder} is being made by another process (pid {first.pid} on " in said[0]
+    assert sum("waiting for it" in line for line in said) == 1
+    assert files_of(folder) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "shards", "whole"]
 
 
 def test_storyworld_from_end_to_end(tmp_path: Path) -> None:

@@ -105,6 +105,17 @@ def _text(line: str, place: str) -> str:
     return text
 
 
+def check_runs(runs: Sequence[Path], n: int, steps: Sequence[int], seed: int) -> None:
+    """Find what is wrong with any of some runs before the first of them writes its texts."""
+    from rmdm.hub import load_model
+    from rmdm.request import Request
+
+    for run in runs:
+        model = load_model(run)
+        for count in steps or (None,):
+            model.choice(Request(n=n, steps=count, seed=seed))
+
+
 def draw_texts(
     run: Path,
     panel: Panel,

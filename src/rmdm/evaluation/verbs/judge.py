@@ -51,7 +51,15 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]:
     """Have the texts judged, and show the table."""
-    from rmdm.evaluation.judge.texts import TEXTS, draw_texts, judge_sources, read_texts, render_judgement, write_scores
+    from rmdm.evaluation.judge.texts import (
+        TEXTS,
+        check_runs,
+        draw_texts,
+        judge_sources,
+        read_texts,
+        render_judgement,
+        write_scores,
+    )
 
     if not args.runs and not args.texts:
         raise ConfigError("no texts to judge; give a run directory or --texts FILE.jsonl")
@@ -63,6 +71,7 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
         raise ConfigError(f"--scores {args.scores}: no such folder; make {Path(args.scores).parent} first")
     panel = panel_of(args)
     sources = [read_texts(Path(name), n) for name in args.texts]
+    check_runs([Path(run) for run in args.runs], n or TEXTS, steps, args.seed)
     sources = [
         draw_texts(Path(run), panel, show, n=n or TEXTS, steps=steps, seed=args.seed, device=args.device)
         for run in args.runs
