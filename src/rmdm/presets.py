@@ -85,7 +85,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def decode(values: Any, where: str) -> Config:
     """Build and validate a config from plain values; the first mistake becomes one line that names its field."""
     if not isinstance(values, dict):
-        raise ConfigError(f"{where} {no_fields(values)}; write fields such as 'name:' and 'data:'")
+        raise ConfigError(f"{where} {no_fields(values)}")
     try:
         config = ADAPTER.validate_python(values)
     except ValidationError as error:
@@ -96,11 +96,11 @@ def decode(values: Any, where: str) -> Config:
 
 
 def no_fields(values: Any) -> str:
-    """What a file holds instead of fields, in words."""
+    """What a file holds instead of fields, in words, and what to write."""
     if values is None:
-        return "is empty"
+        return "is empty; write fields such as 'name:' and 'data:'"
     kinds = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
-    return f"holds {kinds.get(type(values), 'one value')} alone"
+    return f"holds {kinds.get(type(values), 'one value')} alone; write fields such as 'name:' and 'data:'"
 
 
 def refuse_truths(values: dict[str, Any], section: Any, where: str, prefix: str = "") -> None:
