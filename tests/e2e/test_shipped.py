@@ -144,6 +144,14 @@ def test_the_card_is_printed_without_a_name(packaged, capsys):
     assert re.search(r"^Left out, since they are of other weights: eval/gap-\S*\.json\.$", text, flags=re.MULTILINE)
 
 
+def test_it_still_writes_where_it_was_measured_and_reported(packaged, capsys):
+    texts = told(capsys, "sample", "--n", "1", "--steps", "2", "--device", "cpu")["texts"]
+    told(capsys, "eval", "ppl", "shipped", "--data", str(ROOT / TEXTS), "--rows", "2", "--draws", "1", "--device", "cpu")
+    told(capsys, "report", "shipped", "--device", "cpu")
+    assert {path.name for path in Path("shipped").iterdir()} == {"eval", "report"}
+    assert told(capsys, "sample", "shipped", "--n", "1", "--steps", "2", "--device", "cpu")["texts"] == texts
+
+
 def test_it_is_served_unless_others_are_named_and_beside_them_by_its_name(packaged):
     assert parse(["serve", "--port", "0"])[0].models == []
     (one,) = open_models([], "cpu")
