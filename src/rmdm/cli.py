@@ -5,6 +5,7 @@ What the verbs are is in `rmdm.verbs`.
 
 import argparse
 import difflib
+import io
 import json
 import os
 import sys
@@ -33,6 +34,8 @@ COMPILER_REMARKS = ("TensorFloat32 tensor cores for float32 matrix multiplicatio
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 on success, 2 on bad input, 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model writes what not every terminal can show
     wants_json = "--json" in args
     for remark in COMPILER_REMARKS:
         warnings.filterwarnings("ignore", message=remark, category=UserWarning)

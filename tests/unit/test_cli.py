@@ -1,3 +1,4 @@
+import io
 import json
 import re
 import subprocess
@@ -182,3 +183,13 @@ def test_only_verbs_that_go_on_say_so_when_interrupted(verb, goes_on, monkeypatc
     said = capsys.readouterr().err
     assert said.startswith("rmdm: interrupted")
     assert ("the same command goes on" in said) == goes_on
+
+
+def test_a_terminal_s_encoding_never_ends_a_command(monkeypatch):
+    """Given a terminal that has no sign but ASCII's, when a text holds others, then they are spelled out."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(cli, "dispatch", lambda args, wants_json: print("1885\N{EN DASH}1653"))
+    assert main(["sample"]) == 0
+    sys.stdout.flush()
+    assert written.getvalue() == rb"1885\u20131653" + b"\n"
