@@ -121,10 +121,25 @@ def parse(args: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             known.more.append(rest.pop(0))
     if not verb.takes_config and rest:
         raise ConfigError(f"unknown argument {rest[0]!r} for 'rmdm {args[0]}'; {nearest(rest[0].split('=')[0], own)}")
+    refuse_empty(known)
     overrides = read_overrides(rest, own)
     if getattr(known, "init_from", None) is not None:
         overrides["train.init_from"] = known.init_from
     return known, overrides
+
+
+PLACES = ("preset", "more", "model", "models", "run", "runs", "beside", "dir", "target", "path")
+"""Arguments that name a preset, a model or a folder."""
+
+
+def refuse_empty(known: argparse.Namespace) -> None:
+    """Raise `ConfigError` where a name is empty, which as a path would mean the folder one is in."""
+    for name in PLACES:
+        value = getattr(known, name, None)
+        if "" in (value if isinstance(value, list) else [value]):
+            raise ConfigError("'' names no preset, model or folder; name one, such as runs/first")
+    if getattr(known, "out", None) == "":
+        raise ConfigError("--out is empty; name a place, such as runs/first, or leave the flag out")
 
 
 def own_flags(parser: argparse.ArgumentParser) -> set[str]:

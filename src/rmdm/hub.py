@@ -151,6 +151,8 @@ def find_model(ref: str | Path | None, revision: str | None = None) -> Path:
 
     None, and `shipped` where there is no such folder, are the model that comes with the package.
     """
+    if ref == "":
+        raise ConfigError("'' names no model; give a run directory, such as one under runs/, or owner/name")
     if ref is None or is_shipped(ref):
         ref = shipped_folder()
     name = hub_name(str(ref))

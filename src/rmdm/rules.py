@@ -11,6 +11,8 @@ OPEN_BELOW = {"sample.latent_temperature"}
 def validate(config: Config) -> None:
     """Check the rules that span fields or bound values."""
     model, train, data, optim = config.model, config.train, config.data, config.optim
+    if config.name in ("", ".", "..") or set(config.name) & set("/\\\0"):
+        raise ConfigError(f"name={config.name!r} is no name of a folder; use one without / and \\, such as 'first'")
     tau = config.sample.latent_temperature
     infinity = float("inf")
     for name, value, low, high in [

@@ -18,6 +18,7 @@ from rmdm.presets import decode
         ({"optim": {"clip": -1}}, "optim.clip=-1.0 is below 0"),
         ({"optim": {"lr": float("inf")}}, "optim.lr=inf"),
         ({"seed": 10**23}, "seed="),
+        *(({"name": name}, f"name={name!r} is no name of a folder; use") for name in ("", ".", "..", "../evil", "a/b")),
         ({"sample": {"latent_temperature": 0}}, "sample.latent_temperature=0.0 is not above 0 and at most 1000"),
         ({"sample": {"temperature": 0}}, "sample.temperature=0.0 is outside 1e-06.."),
     ],
