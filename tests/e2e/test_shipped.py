@@ -100,6 +100,11 @@ def test_it_writes_without_being_named_the_same_texts_for_a_seed(folder, capsys)
     assert model.generate(2, 16).texts == first
 
 
+def test_a_latent_temperature_that_is_too_high_for_it_is_named(folder):
+    with pytest.raises(ConfigError, match="latent_temperature=1000 draws latents beyond 1000, or NaN"):
+        rmdm.load(device="cpu").generate(2, 4, latent_temperature=1000)
+
+
 def test_its_card_tells_the_licence_the_source_of_the_text_and_figures_of_these_weights(folder):
     about = json.loads((folder / "card.json").read_text())
     page = (folder / "README.md").read_text()
@@ -146,7 +151,8 @@ def test_the_card_is_printed_without_a_name(packaged, capsys):
 
 def test_it_still_writes_where_it_was_measured_and_reported(packaged, capsys):
     texts = told(capsys, "sample", "--n", "1", "--steps", "2", "--device", "cpu")["texts"]
-    told(capsys, "eval", "ppl", "shipped", "--data", str(ROOT / TEXTS), "--rows", "2", "--draws", "1", "--device", "cpu")
+    measure = ["eval", "ppl", "shipped", "--data", str(ROOT / TEXTS), "--rows", "2", "--draws", "1"]
+    told(capsys, *measure, "--device", "cpu")
     told(capsys, "report", "shipped", "--device", "cpu")
     assert {path.name for path in Path("shipped").iterdir()} == {"eval", "report"}
     assert told(capsys, "sample", "shipped", "--n", "1", "--steps", "2", "--device", "cpu")["texts"] == texts

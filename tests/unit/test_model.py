@@ -214,7 +214,7 @@ def test_arguments_of_the_wrong_kind_and_idle_ones_are_refused(zoo, values, mess
         zoo["rmdm"].infill(None)
     with pytest.raises(ConfigError, match="=None is no text; give a string"):
         zoo["rmdm"].encode(None)
-    with pytest.raises(ConfigError, match="'hi' is no request; give rmdm.Request"):
+    with pytest.raises(ConfigError, match=r"'hi' is no request; give rmdm\.Request"):
         zoo["rmdm"].write("hi")
 
 
@@ -346,6 +346,14 @@ def test_the_latents_have_a_seed_of_their_own(zoo):
 def test_latent_temperature_scales_what_a_latent_is_drawn_from(zoo):
     one, half = (zoo["prior"].generate(2, 2, latent_temperature=tau).latents for tau in (1.0, 0.5))
     torch.testing.assert_close(half, one / 2)
+
+
+def test_a_latent_temperature_that_makes_no_latent_is_named(zoo):
+    """What a flow makes of noise so large is no latent, and often no number; nor would `latent=` take it back."""
+    for name in ("rmdm", "prior"):
+        for more in ({}, {"prefix": "anna was", "given": "resample", "draws": 2, "rounds": 2}):
+            with pytest.raises(ConfigError, match=r"latent_temperature=999 draws latents beyond 1000, or NaN; use a"):
+                zoo[name].generate(4, 3, latent_temperature=999, **more)
 
 
 @pytest.mark.parametrize("name", ["rmdm", "prior"])
