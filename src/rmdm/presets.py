@@ -4,6 +4,7 @@ A file that names a preset as its `base` says only what it changes. The resolved
 where it is itself a valid preset.
 """
 
+import functools
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -50,14 +51,35 @@ def load_config(ref: str | Path) -> Config:
 
 def resolve_config(ref: str, overrides: dict[str, Any]) -> Config:
     """The config that `ref` names, with overrides (dotted names to values) applied and checked."""
-    values = ADAPTER.dump_python(load_config(ref), mode="json")
+    own = load_config(ref)
+    values = ADAPTER.dump_python(own, mode="json")
     for name, value in overrides.items():
         *path, leaf = name.split(".")
         owner = values
         for part in path:
             owner = owner[part]
         owner[leaf] = value
+    try:
+        ADAPTER.validate_python(values)
+    except ValidationError as error:
+        refuse_flag(error, overrides, own)
     return decode(values, ref)
+
+
+def refuse_flag(error: ValidationError, overrides: dict[str, Any], own: Config) -> None:
+    """Raise `ConfigError` for the flag whose value pydantic did not take, with the config's own value as an example."""
+    place = ".".join(str(part) for part in error.errors()[0]["loc"])
+    for name, value in overrides.items():
+        if f"{place}.".startswith(f"{name}."):
+            example = spelled(functools.reduce(getattr, name.split("."), own))
+            raise ConfigError(f"--{name} {spelled(value)}: {rule_of(error)}; use {example}, for example")
+
+
+def spelled(value: Any) -> str:
+    """A value as it is given after a flag."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(spelled, value))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def preset_values(name: str) -> dict[str, Any]:
@@ -121,8 +143,13 @@ def explain(error: ValidationError) -> str:
         prefix = field.rpartition(".")[0] + "." if "." in field else ""
         siblings = {n.removeprefix(prefix).split(".")[0] for n in field_names(Config) if n.startswith(prefix)}
         return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), siblings)}"
-    rule = first["msg"][0].lower() + first["msg"][1:]
-    return f"{field}={first['input']!r}: {rule}"
+    return f"{field}={first['input']!r}: {rule_of(error)}"
+
+
+def rule_of(error: ValidationError) -> str:
+    """What pydantic says of the first mistake, without its capital."""
+    said = error.errors()[0]["msg"]
+    return said[0].lower() + said[1:]
 
 
 def to_yaml(config: Config) -> str:
