@@ -1,7 +1,7 @@
 """Configs from presets, YAML files and run directories, and back to YAML. Nothing here imports torch.
 
-A file that names a preset as its `base` says only what it changes. The resolved config is written to the run directory,
-where it is itself a valid preset.
+A file that names a preset or another file as its `base` says only what it changes. The resolved config is written to
+the run directory, where it is itself a valid preset.
 """
 
 import functools
@@ -35,13 +35,7 @@ def load_config(ref: str | Path) -> Config:
             )
         path = path / "config.yaml"
     if path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ConfigError(
-                f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it"
-            ) from None
-        return decode(with_base(_parse_yaml(text, str(path)), str(path)), str(path))
+        return decode(file_values(path), str(path))
     if str(ref) in preset_names():
         return decode(preset_values(str(ref)), f"preset {ref}")
     if path.suffix in {".yaml", ".yml"}:
@@ -88,14 +82,37 @@ def preset_values(name: str) -> dict[str, Any]:
     return with_base(_parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), where), where)
 
 
-def with_base(values: Any, where: str) -> Any:
-    """The fields of a file; one that names a preset as its `base` says only what it changes."""
+def file_values(path: Path, before: tuple[Path, ...] = ()) -> Any:
+    """The fields of a YAML file, those of its base included; `before` are the files that name it as theirs."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it") from None
+    return with_base(_parse_yaml(text, str(path)), str(path), (*before, path.resolve()))
+
+
+def with_base(values: Any, where: str, files: tuple[Path, ...] = ()) -> Any:
+    """The fields of a file; one that names a preset or another file as its `base` says only what it changes.
+
+    `files` are the file itself, from whose folder the other is looked for, and before it those it is the base of.
+    """
     if not isinstance(values, dict) or values.get("base") is None:
         return values
     base = str(values["base"])
-    if base not in preset_names():
+    changes = {name: value for name, value in values.items() if name != "base"}
+    if base in preset_names():
+        return merged(preset_values(base), changes)
+    if not files or not base.endswith((".yaml", ".yml")):
         raise ConfigError(f"{where}: base={base!r} is no preset; {nearest(base, preset_names())}")
-    return merged(preset_values(base), {name: value for name, value in values.items() if name != "base"})
+    path = files[-1].parent / Path(base).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{where}: base={base!r} does not exist; name a preset, or a file from {files[-1].parent}")
+    if path.resolve() in files:
+        raise ConfigError(f"{where}: base={base!r} has this file as its own base; name another, or a preset")
+    owner = file_values(path, files)
+    if not isinstance(owner, dict):
+        raise ConfigError(f"{path} {no_fields(owner)}; write fields such as 'name:' and 'data:'")
+    return merged(owner, changes)
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
