@@ -23,6 +23,7 @@ from rmdm.cli import main, parse
 from rmdm.encoders import find
 from rmdm.errors import CheckpointError, ConfigError
 from rmdm.evaluation.likelihood import record_name
+from rmdm.serving.served import Shelf, UnknownModelError
 from rmdm.serving.verb import open_models
 from rmdm.share import names
 from rmdm.share.manifest import MANIFEST, verify
@@ -164,6 +165,12 @@ def test_it_is_served_unless_others_are_named_and_beside_them_by_its_name(packag
     assert one.model.folder == packaged
     beside = open_models(["shipped", str(packaged)], "cpu")
     assert [served.name for served in beside] == ["tiny-rmdm", "tiny-rmdm-2"]
+    shelf = Shelf(beside[::-1])
+    assert shelf.find("shipped") is shelf.find("tiny-rmdm") is beside[0]
+    assert shelf.find("tiny-rmdm-2") is beside[1]
+    assert Shelf([one]).find("shipped") is one
+    with pytest.raises(UnknownModelError, match="model='shipped' is not served here"):
+        Shelf(open_models([str(packaged)], "cpu")).find("shipped")
 
 
 def test_a_model_may_stand_anywhere_among_the_flags():

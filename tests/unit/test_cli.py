@@ -118,6 +118,9 @@ def test_help_explains_every_setting():
         (["sample", "/tmp", "--n", "0"], "--n 0 is below 1"),
         (["sample", "/tmp", "--steps", "0"], "--steps 0 is below 1"),
         (["presets", "nothing-like-it"], "is no preset"),
+        (["serve", "--rows", "0"], "--rows 0 is below 1; use 64, for example"),
+        (["serve", "--queue", "-1"], "--queue -1 is below 1; use 256, for example"),
+        (["serve", "--max-body", "0"], "--max-body 0 is below 1; use 1048576, for example"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, message, capsys):
