@@ -159,6 +159,16 @@ def test_it_still_writes_where_it_was_measured_and_reported(packaged, capsys):
     assert told(capsys, "sample", "shipped", "--n", "1", "--steps", "2", "--device", "cpu")["texts"] == texts
 
 
+def test_a_report_before_anything_is_measured_says_what_to_measure(packaged, capsys):
+    assert main(["report", "shipped"]) == 2
+    assert capsys.readouterr().err == (
+        "rmdm: nothing was measured here of shipped, the model of the package; run 'rmdm eval ppl shipped --data FILE' "
+        "first, which keeps its figures in shipped/eval\n"
+    )
+    assert main(["report", "alice/tiny"]) == 2
+    assert "; for a model of the hub run 'rmdm eval ppl alice/tiny --data FILE' first" in capsys.readouterr().err
+
+
 def test_it_is_served_unless_others_are_named_and_beside_them_by_its_name(packaged):
     assert parse(["serve", "--port", "0"])[0].models == []
     (one,) = open_models([], "cpu")
