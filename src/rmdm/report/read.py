@@ -7,6 +7,7 @@ read as they are; a missing or damaged file is a section without that run, and n
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,7 +109,9 @@ def labels(names: Sequence[str], runs: Sequence[Path]) -> list[str]:
 def read_arm(index: int, run: Path) -> Arm:
     """Everything about one run."""
     if not run.is_dir():
-        first = f"run 'rmdm eval ppl {run} --data FILE' first, which keeps its figures in {run / 'eval'}"
+        first = (
+            f"run 'rmdm eval ppl {shlex.quote(str(run))} --data FILE' first, which keeps its figures in {run / 'eval'}"
+        )
         if is_shipped(str(run)):
             raise ConfigError(f"nothing was measured here of {run}, the model of the package; {first}")
         of_hub = f"; for a model of the hub {first}" if hub_name(str(run)) is not None else ""
