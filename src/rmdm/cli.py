@@ -4,7 +4,6 @@ What the verbs are is in `rmdm.verbs`.
 """
 
 import argparse
-import difflib
 import io
 import json
 import os
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from rmdm import __version__
-from rmdm.errors import ConfigError, RMDMError, nearest
+from rmdm.errors import ConfigError, RMDMError, closest, nearest
 from rmdm.kinds import Outcome
 from rmdm.verbs import VERBS, Verb, add_json
 
@@ -205,10 +204,10 @@ def nearest_flag(name: str, settings: Iterable[str], own: Iterable[str]) -> str:
     ends: dict[str, list[str]] = {flag: [flag] for flag in own}
     for flag in sorted(settings, key=lambda flag: flag.count(".")):
         ends.setdefault(f"--{flag.removeprefix('--').rpartition('.')[2]}", []).append(flag)
-    if "." not in name and (close := difflib.get_close_matches(name, ends, n=1, cutoff=0.6)):
-        return f"did you mean {' or '.join(map(repr, ends[close[0]]))}?"
-    close = difflib.get_close_matches(name, [*settings, *own], n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "'rmdm run PRESET --help' lists all"
+    if "." not in name and (close := closest(name, ends, cutoff=0.6)) is not None:
+        return f"did you mean {' or '.join(map(repr, ends[close]))}?"
+    close = closest(name, [*settings, *own])
+    return f"did you mean {close!r}?" if close is not None else "'rmdm run PRESET --help' lists all"
 
 
 def print_config_help(args: list[str], sections: Sequence[str]) -> None:

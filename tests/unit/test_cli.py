@@ -113,6 +113,8 @@ def test_help_explains_every_setting():
         (["run", "storyworld-mini", "extra"], "'extra' is no preset"),
         (["train", "storyworld-mini", "extra"], "unexpected argument 'extra'"),
         (["sample", "x", "--step", "3"], "unknown argument '--step' for 'rmdm sample'; did you mean '--steps'?"),
+        (["sample", "x", "--temp", "1"], "unknown argument '--temp' for 'rmdm sample'; did you mean '--temperature'?"),
+        (["run", "storyworld-mini", "--micro", "1"], "unknown flag '--micro'; did you mean '--train.micro_batch' or"),
         (["sample", "x", "--n", "many"], "invalid int value: 'many'"),
         (["sample", "/no/such/run"], "/no/such/run does not exist"),
         (["sample", "/tmp", "--n", "0"], "--n 0 is below 1"),
