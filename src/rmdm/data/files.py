@@ -235,6 +235,8 @@ class FilePart:
         try:
             header = next(reader, [])
             if self.column not in header:
+                if len(header) == 1 and any(sign in header[0] for sign in ";\t|"):
+                    raise DataError(f"{path} has one column, {header[0]!r}: only commas separate; save it with commas")
                 raise no_column(path, self.column, header)
             column = header.index(self.column)
 
