@@ -8,6 +8,8 @@ Importing the package alone does not import torch.
 import os
 from typing import TYPE_CHECKING, Any
 
+from rmdm.errors import RMDMError
+
 if TYPE_CHECKING:
     from rmdm.model import Model
     from rmdm.request import Generation, Request, SeedLatent, TextLatent
@@ -19,7 +21,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
-__all__ = ["Generation", "Model", "Request", "SeedLatent", "TextLatent", "__version__", "load"]
+__all__ = ["Generation", "Model", "RMDMError", "Request", "SeedLatent", "TextLatent", "__version__", "load"]
 
 
 def load(path: str | os.PathLike[str] | None = None, device: str = "auto", revision: str | None = None) -> "Model":
@@ -43,3 +45,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(request, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,7 @@
 """What the flags of several verbs mean, and how they are spelled."""
 
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,21 @@ def at_least_one(flag: str, value: int, what: str) -> int:
     if value < 1:
         raise ConfigError(f"{flag} {value} is below 1; measure at least one {what}")
     return value
+
+
+def check_out(out: str | None) -> None:
+    """Raise `ConfigError` if --out names a file, or a folder that is not there and cannot be made."""
+    if out is None or Path(out).is_dir():
+        return
+    if Path(out).exists():
+        raise ConfigError(f"--out {out} is a file; name a folder, which may be new")
+    above = next(folder for folder in Path(out).parents if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".rmdm-", dir=above):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"--out {out} cannot be made ({reason} in {above}); name a folder that can") from None
 
 
 def as_flag(message: str, names: Sequence[str], mentioned: Sequence[str] = ()) -> str:

@@ -5,7 +5,7 @@ What the verbs are is in `rmdm.verbs`.
 
 import argparse
 import contextlib
-import difflib
+import io
 import json
 import os
 import sys
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from rmdm import __version__
-from rmdm.errors import ConfigError, RMDMError, nearest
+from rmdm.errors import ConfigError, RMDMError, closest, nearest
 from rmdm.kinds import Outcome
 from rmdm.streams import unheard
 from rmdm.verbs import VERBS, Verb, add_json
@@ -35,6 +35,8 @@ COMPILER_REMARKS = ("TensorFloat32 tensor cores for float32 matrix multiplicatio
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0 on success, 2 on bad input, 130 after Ctrl-C."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model writes what not every terminal can show
     with unheard() if args and args[0] in VERBS and VERBS[args[0]].lasts else contextlib.nullcontext():
         return answer(args)
 
@@ -126,10 +128,25 @@ def parse(args: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             known.more.append(rest.pop(0))
     if not verb.takes_config and rest:
         raise ConfigError(f"unknown argument {rest[0]!r} for 'rmdm {args[0]}'; {nearest(rest[0].split('=')[0], own)}")
+    refuse_empty(known)
     overrides = read_overrides(rest, own)
     if getattr(known, "init_from", None) is not None:
         overrides["train.init_from"] = known.init_from
     return known, overrides
+
+
+PLACES = ("preset", "more", "model", "models", "run", "runs", "beside", "dir", "target", "path")
+"""Arguments that name a preset, a model or a folder."""
+
+
+def refuse_empty(known: argparse.Namespace) -> None:
+    """Raise `ConfigError` where a name is empty, which as a path would mean the folder one is in."""
+    for name in PLACES:
+        value = getattr(known, name, None)
+        if "" in (value if isinstance(value, list) else [value]):
+            raise ConfigError("'' names no preset, model or folder; name one, such as runs/first")
+    if getattr(known, "out", None) == "":
+        raise ConfigError("--out is empty; name a place, such as runs/first, or leave the flag out")
 
 
 def own_flags(parser: argparse.ArgumentParser) -> set[str]:
@@ -195,10 +212,10 @@ def nearest_flag(name: str, settings: Iterable[str], own: Iterable[str]) -> str:
     ends: dict[str, list[str]] = {flag: [flag] for flag in own}
     for flag in sorted(settings, key=lambda flag: flag.count(".")):
         ends.setdefault(f"--{flag.removeprefix('--').rpartition('.')[2]}", []).append(flag)
-    if "." not in name and (close := difflib.get_close_matches(name, ends, n=1, cutoff=0.6)):
-        return f"did you mean {' or '.join(map(repr, ends[close[0]]))}?"
-    close = difflib.get_close_matches(name, [*settings, *own], n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "'rmdm run PRESET --help' lists all"
+    if "." not in name and (close := closest(name, ends, cutoff=0.6)) is not None:
+        return f"did you mean {' or '.join(map(repr, ends[close]))}?"
+    close = closest(name, [*settings, *own])
+    return f"did you mean {close!r}?" if close is not None else "'rmdm run PRESET --help' lists all"
 
 
 def print_config_help(args: list[str], sections: Sequence[str]) -> None:

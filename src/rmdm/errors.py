@@ -47,5 +47,12 @@ class TrainingError(RMDMError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A clause that suggests the closest known name, or lists the names when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    close = closest(name, names)
+    return f"did you mean {close!r}?" if close is not None else f"known: {', '.join(names)}"
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The only known name that begins so, or else the one most like it, if any is."""
+    names = list(known)
+    longer = [one for one in names if name and one.startswith(name)]
+    return longer[0] if len(longer) == 1 else next(iter(difflib.get_close_matches(name, names, 1, cutoff)), None)

@@ -114,7 +114,7 @@ def load_model(path: str | Path | None, device: str | torch.device = "cpu", revi
     except (RuntimeError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder / 'model.safetensors'} is damaged or of another model: {reason}") from None
-    return Model(backbone.to(device).eval(), tokenizer, config, step, folder)
+    return Model(backbone.to(device, torch.float32).eval(), tokenizer, config, step, folder)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -134,7 +134,7 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ConfigError(f"device={name!r} is unknown; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r}, but torch sees no GPU here; use cpu or auto")
@@ -151,6 +151,8 @@ def find_model(ref: str | Path | None, revision: str | None = None) -> Path:
 
     None, and `shipped` where there is no such folder, are the model that comes with the package.
     """
+    if ref == "":
+        raise ConfigError("'' names no model; give a run directory, such as one under runs/, or owner/name")
     if ref is None or is_shipped(ref):
         ref = shipped_folder()
     name = hub_name(str(ref))

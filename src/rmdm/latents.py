@@ -135,13 +135,15 @@ class Latents:
             start = self._start(x_BL, keys_B, choice.tau) if choice.starts_at_text else None
             how = {"draws": choice.draws, "rounds": choice.rounds, "tau": choice.tau, "start_BGK": start}
             steps = resample_steps(self.backbone, self.source, x_BL, keys_B, self.scored(x_BL), **how)
-            return (yield from under(lambda: autocast(self.device), steps))
+            return in_range((yield from under(lambda: autocast(self.device), steps)), choice)
         if choice.by == "encode":
             return self._noisy(self._condition_given(x_BL, keys_B), keys_B)
         if request.between is not None:
             return self._between(request.between, middle(request.weight), keys_B)
         end = request.like if request.like is not None else request.latent
-        return self._end(end, choice.by, keys_B) if end is not None else self.source.draw(keys_B, choice.tau)
+        if end is not None:
+            return self._end(end, choice.by, keys_B)
+        return in_range(self.source.draw(keys_B, choice.tau), choice)
 
     def text_given(self, pattern: Pattern) -> NDArray[np.bool_]:
         """Positions where a pattern gives text, and not only where it ends."""
@@ -267,6 +269,19 @@ class Latents:
             return self.source.draw(row_keys(end.seed, range(len(keys_B))), self.config.sample.latent_temperature)
         zt = torch.as_tensor(end, device=self.device, dtype=torch.float32)
         return zt.expand(len(keys_B), -1, -1) if zt.ndim == 2 else zt
+
+
+def in_range(zt_BGd: Tensor, choice: Choice) -> Tensor:
+    """The latents that were drawn; raises `ConfigError` where the temperature made them larger than any may be.
+
+    How high is too high depends on the flow, which was never shown such noise. What is drawn at 1 needs no look.
+    """
+    if choice.scale > 1 and not (zt_BGd.abs() <= MOST_LATENT).all():  # which NaN is not either
+        raise ConfigError(
+            f"latent_temperature={choice.scale:g} draws latents beyond {MOST_LATENT}, or NaN; use a lower one, such as "
+            "1.0"
+        )
+    return zt_BGd
 
 
 def as_numbers(given: Any, name: str) -> Tensor:

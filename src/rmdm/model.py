@@ -10,7 +10,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -64,6 +64,10 @@ class Model:
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.backbone.parameters())
         return f"Model({self.config.name}: {self.config.process}, {size / 1e6:.2f}M parameters, step {self.step})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: not what is made when it is first needed, locks and recordings among it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def generate(
         self,
@@ -140,6 +144,8 @@ class Model:
 
     def write(self, request: Request, *, trace: bool = False, callback: Callback | None = None) -> Generation:
         """Write what is asked for."""
+        if callback is not None and not callable(callback):
+            raise ConfigError(f"callback={callback!r} cannot be called; give a function of a step and its rows")
         ready = self.ready(request)
         states: list[NDArray[np.int64]] = []
 
@@ -168,6 +174,8 @@ class Model:
 
     def ready(self, request: Request) -> Ready:
         """A request made ready for this model; raises `ConfigError` where it cannot be met."""
+        if not isinstance(request, Request):
+            raise ConfigError(f"{request!r} is no request; give rmdm.Request(n=4), for example, or use generate(n=4)")
         choice = self.choice(request)
         settings, pattern = self.settings(request), self.pattern(request)
         if choice.by == "null":

@@ -1,9 +1,10 @@
 """Configs from presets, YAML files and run directories, and back to YAML. Nothing here imports torch.
 
-A file that names a preset as its `base` says only what it changes. The resolved config is written to the run directory,
-where it is itself a valid preset.
+A file that names a preset or another file as its `base` says only what it changes. The resolved config is written to
+the run directory, where it is itself a valid preset.
 """
 
+import functools
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,7 @@ def load_config(ref: str | Path) -> Config:
             )
         path = path / "config.yaml"
     if path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ConfigError(
-                f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it"
-            ) from None
-        return decode(with_base(_parse_yaml(text, str(path)), str(path)), str(path))
+        return decode(file_values(path), str(path))
     if str(ref) in preset_names():
         return decode(preset_values(str(ref)), f"preset {ref}")
     if path.suffix in {".yaml", ".yml"}:
@@ -50,14 +45,35 @@ def load_config(ref: str | Path) -> Config:
 
 def resolve_config(ref: str, overrides: dict[str, Any]) -> Config:
     """The config that `ref` names, with overrides (dotted names to values) applied and checked."""
-    values = ADAPTER.dump_python(load_config(ref), mode="json")
+    own = load_config(ref)
+    values = ADAPTER.dump_python(own, mode="json")
     for name, value in overrides.items():
         *path, leaf = name.split(".")
         owner = values
         for part in path:
             owner = owner[part]
         owner[leaf] = value
+    try:
+        ADAPTER.validate_python(values)
+    except ValidationError as error:
+        refuse_flag(error, overrides, own)
     return decode(values, ref)
+
+
+def refuse_flag(error: ValidationError, overrides: dict[str, Any], own: Config) -> None:
+    """Raise `ConfigError` for the flag whose value pydantic did not take, with the config's own value as an example."""
+    place = ".".join(str(part) for part in error.errors()[0]["loc"])
+    for name, value in overrides.items():
+        if f"{place}.".startswith(f"{name}."):
+            example = spelled(functools.reduce(getattr, name.split("."), own))
+            raise ConfigError(f"--{name} {spelled(value)}: {rule_of(error)}; use {example}, for example")
+
+
+def spelled(value: Any) -> str:
+    """A value as it is given after a flag."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(spelled, value))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def preset_values(name: str) -> dict[str, Any]:
@@ -66,14 +82,37 @@ def preset_values(name: str) -> dict[str, Any]:
     return with_base(_parse_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), where), where)
 
 
-def with_base(values: Any, where: str) -> Any:
-    """The fields of a file; one that names a preset as its `base` says only what it changes."""
+def file_values(path: Path, before: tuple[Path, ...] = ()) -> Any:
+    """The fields of a YAML file, those of its base included; `before` are the files that name it as theirs."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text, so it is no YAML config; give another or restore it") from None
+    return with_base(_parse_yaml(text, str(path)), str(path), (*before, path.resolve()))
+
+
+def with_base(values: Any, where: str, files: tuple[Path, ...] = ()) -> Any:
+    """The fields of a file; one that names a preset or another file as its `base` says only what it changes.
+
+    `files` are the file itself, from whose folder the other is looked for, and before it those it is the base of.
+    """
     if not isinstance(values, dict) or values.get("base") is None:
         return values
     base = str(values["base"])
-    if base not in preset_names():
+    changes = {name: value for name, value in values.items() if name != "base"}
+    if base in preset_names():
+        return merged(preset_values(base), changes)
+    if not files or not base.endswith((".yaml", ".yml")):
         raise ConfigError(f"{where}: base={base!r} is no preset; {nearest(base, preset_names())}")
-    return merged(preset_values(base), {name: value for name, value in values.items() if name != "base"})
+    path = files[-1].parent / Path(base).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{where}: base={base!r} does not exist; name a preset, or a file from {files[-1].parent}")
+    if path.resolve() in files:
+        raise ConfigError(f"{where}: base={base!r} has this file as its own base; name another, or a preset")
+    owner = file_values(path, files)
+    if not isinstance(owner, dict):
+        raise ConfigError(f"{path} {no_fields(owner)}; write fields such as 'name:' and 'data:'")
+    return merged(owner, changes)
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -121,8 +160,13 @@ def explain(error: ValidationError) -> str:
         prefix = field.rpartition(".")[0] + "." if "." in field else ""
         siblings = {n.removeprefix(prefix).split(".")[0] for n in field_names(Config) if n.startswith(prefix)}
         return f"unknown field {field!r}; {nearest(str(first['loc'][-1]), siblings)}"
-    rule = first["msg"][0].lower() + first["msg"][1:]
-    return f"{field}={first['input']!r}: {rule}"
+    return f"{field}={first['input']!r}: {rule_of(error)}"
+
+
+def rule_of(error: ValidationError) -> str:
+    """What pydantic says of the first mistake, without its capital."""
+    said = error.errors()[0]["msg"]
+    return said[0].lower() + said[1:]
 
 
 def to_yaml(config: Config) -> str:

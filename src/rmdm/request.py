@@ -30,6 +30,8 @@ RANGES: dict[str, tuple[int, int, str]] = {
     "rounds": (1, 10_000, "32, for example"),
 }
 """Least and largest value of each whole number of a request, and what to use instead of another."""
+ALWAYS = ("n", "seed")
+"""Those of them that nothing else decides, so that None is no choice."""
 NUMBERS = ("temperature", "top_p", "remask", "guidance", "weight")
 TEXTS = ("sampler", "prefix", "suffix", "infill")
 AFFIXES = ("prefix", "suffix", "tokens")
@@ -163,19 +165,22 @@ class Request:
     def _check_types(self) -> None:
         for name, (*_, example) in RANGES.items():
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name in ALWAYS:
                 try:
                     object.__setattr__(self, name, operator.index(value))  # numpy's whole numbers too
                 except TypeError:
                     raise ConfigError(f"{name}={value!r} is no whole number; use {example}") from None
+            _check_size(name, value, example)
         for name in NUMBERS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, numbers.Real):
                 raise ConfigError(f"{name}={value!r} is no number; use 0.5, for example")
+            _check_size(name, value, "0.5, for example")
         tau = self.latent_temperature
         is_named = isinstance(tau, str) and tau == "paper"
         if tau is not None and not is_named and not isinstance(tau, numbers.Real):
             raise ConfigError(f"latent_temperature={tau!r} is no number; use 1.0 or 'paper'")
+        _check_size("latent_temperature", None if is_named else tau, "1.0 or 'paper'")
         for name in TEXTS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
@@ -210,6 +215,14 @@ class Request:
     def _named(self, names: tuple[str, ...]) -> list[str]:
         """Those of the fields that were asked for."""
         return [name for name in names if getattr(self, name) is not None]
+
+
+def _check_size(name: str, value: Any, example: str) -> None:
+    """Raise `ConfigError` for a number that no float holds, which could not be compared or even printed."""
+    try:
+        float(value or 0)
+    except OverflowError:
+        raise ConfigError(f"{name} is a number of hundreds of digits; use {example}") from None
 
 
 def _needs_tokens(what: str) -> ArgumentsError:

@@ -11,6 +11,8 @@ OPEN_BELOW = {"sample.latent_temperature"}
 def validate(config: Config) -> None:
     """Check the rules that span fields or bound values."""
     model, train, data, optim = config.model, config.train, config.data, config.optim
+    if config.name in ("", ".", "..") or set(config.name) & set("/\\\0"):
+        raise ConfigError(f"name={config.name!r} is no name of a folder; use one without / and \\, such as 'first'")
     tau = config.sample.latent_temperature
     infinity = float("inf")
     for name, value, low, high in [
@@ -39,10 +41,10 @@ def validate(config: Config) -> None:
         is_open = name in OPEN_BELOW
         if not (low < value <= high if is_open else low <= value <= high):  # also false for nan
             if is_open:
-                raise ConfigError(f"{name}={value} is not above {low} and at most {high:g}; use 1.0, for example")
+                raise ConfigError(f"{name}={value} is not above {low} and at most {plain(high)}; use 1.0, for example")
             if high == infinity:
                 raise ConfigError(f"{name}={value} is below {low}; use {low} or more")
-            raise ConfigError(f"{name}={value} is outside {low}..{high:g}; use a value in that range")
+            raise ConfigError(f"{name}={value} is outside {low}..{plain(high)}; use a value in that range")
     for prefix, net in (("model", model), ("meanflow.model", config.meanflow.model)):
         if net.width % 2 or net.width % net.heads or (net.width // net.heads) % 2:
             good = next((h for h in range(net.heads, 0, -1) if net.width % (2 * h) == 0), None)
@@ -71,6 +73,11 @@ def validate(config: Config) -> None:
         raise ConfigError("latent.draw=flow needs the embeddings of all rows; use latent.store=e")
     if config.latent.source == "online" and config.latent.store == "z0":
         raise ConfigError("latent.store=z0 needs latent.source=cache: whoever encodes online stores nothing; drop one")
+
+
+def plain(bound: float) -> str:
+    """A bound as people write it: whole numbers with all their digits."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _bounds_of_loop(prefix: str, train: LoopConfig, optim: OptimConfig) -> list[tuple[str, float, float, float]]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rmdm.config import Config, needs_latents, stage_one_run
@@ -104,7 +105,7 @@ def train_here(config: Config, out: Path, resume: str, show: Show, verb: str) ->
     if here.is_main:
         show(
             f"train: step {result.step} in {in_seconds(result.seconds)} ({result.units_per_second:,.0f} tokens/s, "
-            f"start-up and pauses counted); model in {result.checkpoint / 'model'}; next: rmdm sample {out}"
+            f"start-up and pauses counted); model in {result.checkpoint / 'model'}; next: rmdm sample {quote(str(out))}"
         )
     valid = result.validation.figures if result.validation else {}
     return {
@@ -197,12 +198,12 @@ def align_stage(config: Config, out: Path, resume: str, show: Show, verb: str = 
             keep_aligned(config, out)
     if done.stopped is not None:
         if here.is_main:
-            again = f"rmdm {verb} {out} --resume auto"
+            again = f"rmdm {verb} {quote(str(out))} --resume auto"
             show(f"stopped at step {done.stopped.step}, saved {done.stopped.checkpoint}; go on with: {again}")
         return {"finished": False, "run": str(out), "exit": 128 + done.stopped.signal}
     if here.is_main:
         how = "made before" if done.skipped else f"z_0 in {cache}" if done.kind else "no z_0 stored"
-        show(f"align: flow in {done.flow}, {how}; next: rmdm latents {out}")
+        show(f"align: flow in {done.flow}, {how}; next: rmdm latents {quote(str(out))}")
     return {"finished": True, "run": str(out), "flow": str(done.flow), "cache": str(cache), "latent": done.kind}
 
 

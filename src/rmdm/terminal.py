@@ -15,6 +15,8 @@ from rmdm.data.tokenizer import Tokenizer
 
 BLOCK, END = "░░", "¶"
 """A position that is masked, and the end of a document."""
+PLAIN_BLOCK, PLAIN_END = "__", "|"
+"""The same where the terminal's encoding lacks these."""
 PAUSE, SECONDS = 0.15, 5.0
 """A frame stays for at least PAUSE seconds, less where all frames would then take more than SECONDS."""
 PLAIN_FRAMES = 5
@@ -36,6 +38,8 @@ class Frames:
         self.shown = shown or slice(None)
         self.tokenizer, self.start_L, self.steps = tokenizer, start_L[self.shown], steps
         self.console = console or Console(file=sys.stderr)
+        can_show = is_in(BLOCK + END, self.console.encoding)
+        self.block, self.end = (BLOCK, END) if can_show else (PLAIN_BLOCK, PLAIN_END)
         self.before_BL: NDArray[np.int64] | None = None
         self.pause = min(PAUSE, SECONDS / max(steps, 1))
         draws = self.console.is_terminal and not self.console.is_dumb_terminal
@@ -76,10 +80,10 @@ class Frames:
             line = Text()
             for place, token in enumerate(x_L.tolist()):
                 if token == self.tokenizer.mask_id:
-                    line.append(f" {BLOCK}" if line.plain else BLOCK, style="dim")
+                    line.append(f" {self.block}" if line.plain else self.block, style="dim")
                     continue
                 if token == self.tokenizer.separator_id:
-                    line.append(f" {END} ", style="dim")
+                    line.append(f" {self.end} ", style="dim")
                     continue
                 is_given = self.start_L[place] != self.tokenizer.mask_id
                 style = "bold" if is_given else "bold green" if token != before_L[place] else ""
@@ -89,6 +93,15 @@ class Frames:
                 line.append(f"{space}{piece}", style=style)
             lines.append(line)
         return lines
+
+
+def is_in(text: str, encoding: str) -> bool:
+    """Whether an encoding has every sign of a text."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def plain_steps(steps: int) -> set[int]:

@@ -5,14 +5,13 @@ Only what parsing needs is imported here; the modules that do the work are impor
 
 import argparse
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rmdm.arguments import as_flag
+from rmdm.arguments import as_flag, check_out
 from rmdm.errors import ConfigError, DataError, OtherShardsError
 from rmdm.kinds import Outcome, Show, add_kinds
 
@@ -53,19 +52,6 @@ def run_out(ref: str, out: str | None, config: Any) -> Path:
     if out:
         return Path(out)
     return Path(ref) if (Path(ref) / "config.yaml").is_file() else Path("runs") / config.name
-
-
-def check_out(out: str | None) -> None:
-    """Raise `ConfigError` if --out names a folder that is not there and cannot be made."""
-    if out is None or Path(out).exists():
-        return
-    above = next(folder for folder in Path(out).parents if folder.exists())
-    try:
-        with tempfile.TemporaryDirectory(prefix=".rmdm-", dir=above):
-            pass
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--out {out} cannot be made ({reason} in {above}); name a folder that can") from None
 
 
 @contextlib.contextmanager

@@ -60,6 +60,32 @@ def test_corpus_shorter_than_one_row(capfd, tmp_path):
     assert "128" in line
 
 
+def test_too_little_validation_text(capfd, tmp_path):
+    """Where validation has a source of its own, data.holdout has no say and is no remedy."""
+    (tmp_path / "text.jsonl").write_text(TEXT)
+    (tmp_path / "short.jsonl").write_text('{"text": "tiny"}\n')
+    line = fails(capfd, *prepare("text.jsonl", "--data.valid_path", "short.jsonl", "--data.length", "64"))
+    assert "the validation text (short.jsonl) has " in line
+    assert line.endswith("lower data.length or name more of it")
+
+
+@pytest.mark.parametrize("verb", [["train", "storyworld-mini"], ["prepare", "storyworld-mini"], ["report", "run"]])
+def test_a_file_where_a_folder_is_to_be_made(capfd, tmp_path, verb):
+    (tmp_path / "my.yaml").touch()
+    line = fails(capfd, *verb, "--out", "my.yaml")
+    assert line == "rmdm: --out my.yaml is a file; name a folder, which may be new"
+
+
+def test_a_folder_where_a_card_is_to_be_written(capfd, tmp_path):
+    line = fails(capfd, "card", "--out", str(tmp_path))
+    assert line == f"rmdm: --out {tmp_path} is a folder; name a file, such as {tmp_path / 'README.md'}"
+
+
+def test_text_that_can_be_read_only_once(capfd):
+    line = fails(capfd, *prepare("/dev/null"))
+    assert line == "rmdm: /dev/null is no regular file (a pipe or a device); write its text to a file and give that"
+
+
 def test_truncated_xz(capfd, tmp_path):
     whole = lzma.compress(TEXT.encode())
     (tmp_path / "cut.jsonl.xz").write_bytes(whole[: len(whole) // 2])

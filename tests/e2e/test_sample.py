@@ -141,6 +141,15 @@ def test_frames_show_the_text_itself_with_spaces_between_its_words(runs):
     assert out.getvalue() == "step 1/1  ░░ anna was sad\n"
 
 
+def test_frames_are_drawn_with_signs_the_terminal_has(runs):
+    tokenizer = rmdm.load(runs["rmdm"], "cpu").tokenizer
+    written = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(written, encoding="ascii"))
+    frames = Frames(tokenizer, np.full(3, tokenizer.mask_id), 1, console)
+    frames(0, torch.tensor([[tokenizer.mask_id, *tokenizer.encode("anna")[:1], tokenizer.separator_id]]))
+    assert written.getvalue() == b"step 1/1  __ anna |\n"
+
+
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_frames(runs, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     frames = Frames(

@@ -23,6 +23,7 @@ from rmdm.cli import main, parse
 from rmdm.encoders import find
 from rmdm.errors import CheckpointError, ConfigError
 from rmdm.evaluation.likelihood import record_name
+from rmdm.serving.served import Shelf, UnknownModelError
 from rmdm.serving.verb import open_models
 from rmdm.share import names
 from rmdm.share.manifest import MANIFEST, verify
@@ -100,6 +101,11 @@ def test_it_writes_without_being_named_the_same_texts_for_a_seed(folder, capsys)
     assert model.generate(2, 16).texts == first
 
 
+def test_a_latent_temperature_that_is_too_high_for_it_is_named(folder):
+    with pytest.raises(ConfigError, match="latent_temperature=1000 draws latents beyond 1000, or NaN"):
+        rmdm.load(device="cpu").generate(2, 4, latent_temperature=1000)
+
+
 def test_its_card_tells_the_licence_the_source_of_the_text_and_figures_of_these_weights(folder):
     about = json.loads((folder / "card.json").read_text())
     page = (folder / "README.md").read_text()
@@ -144,12 +150,37 @@ def test_the_card_is_printed_without_a_name(packaged, capsys):
     assert re.search(r"^Left out, since they are of other weights: eval/gap-\S*\.json\.$", text, flags=re.MULTILINE)
 
 
+def test_it_still_writes_where_it_was_measured_and_reported(packaged, capsys):
+    texts = told(capsys, "sample", "--n", "1", "--steps", "2", "--device", "cpu")["texts"]
+    measure = ["eval", "ppl", "shipped", "--data", str(ROOT / TEXTS), "--rows", "2", "--draws", "1"]
+    told(capsys, *measure, "--device", "cpu")
+    told(capsys, "report", "shipped", "--device", "cpu")
+    assert {path.name for path in Path("shipped").iterdir()} == {"eval", "report"}
+    assert told(capsys, "sample", "shipped", "--n", "1", "--steps", "2", "--device", "cpu")["texts"] == texts
+
+
+def test_a_report_before_anything_is_measured_says_what_to_measure(packaged, capsys):
+    assert main(["report", "shipped"]) == 2
+    assert capsys.readouterr().err == (
+        "rmdm: nothing was measured here of shipped, the model of the package; run 'rmdm eval ppl shipped --data FILE' "
+        "first, which keeps its figures in shipped/eval\n"
+    )
+    assert main(["report", "alice/tiny"]) == 2
+    assert "; for a model of the hub run 'rmdm eval ppl alice/tiny --data FILE' first" in capsys.readouterr().err
+
+
 def test_it_is_served_unless_others_are_named_and_beside_them_by_its_name(packaged):
     assert parse(["serve", "--port", "0"])[0].models == []
     (one,) = open_models([], "cpu")
     assert one.model.folder == packaged
     beside = open_models(["shipped", str(packaged)], "cpu")
     assert [served.name for served in beside] == ["tiny-rmdm", "tiny-rmdm-2"]
+    shelf = Shelf(beside[::-1])
+    assert shelf.find("shipped") is shelf.find("tiny-rmdm") is beside[0]
+    assert shelf.find("tiny-rmdm-2") is beside[1]
+    assert Shelf([one]).find("shipped") is one
+    with pytest.raises(UnknownModelError, match="model='shipped' is not served here"):
+        Shelf(open_models([str(packaged)], "cpu")).find("shipped")
 
 
 def test_a_model_may_stand_anywhere_among_the_flags():

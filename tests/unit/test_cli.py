@@ -1,3 +1,4 @@
+import io
 import json
 import re
 import subprocess
@@ -88,17 +89,40 @@ def test_help_explains_every_setting():
             "--out /proc/foo cannot be made (",
         ),
         (["run", "storyworld-mini", "--outt", "1"], "unknown flag '--outt'; did you mean '--out'?"),
+        (["train", "storyworld-mini", "--out", ""], "--out is empty; name a place, such as runs/first"),
+        (["report", "runs/a", "--out", ""], "--out is empty"),
+        (["card", "runs/a", "--out="], "--out is empty"),
+        (["train", "storyworld-mini", "--name", ""], "name='' is no name of a folder"),
+        (["train", ""], "'' names no preset, model or folder; name one, such as runs/first"),
+        (["run", "storyworld-mini", ""], "'' names no preset"),
+        (["sample", ""], "'' names no preset, model or folder"),
+        (["eval", "ppl", ""], "'' names no preset, model or folder"),
+        (["push", "runs/a", ""], "'' names no preset, model or folder"),
+        (["latents", "runs/a", ""], "'' names no preset, model or folder"),
         (["run", "storyworld-mini", "--optim.lr"], "--optim.lr needs a value"),
-        (["run", "storyworld-mini", "--optim.lr", "abc"], "optim.lr='abc'"),
+        (["run", "storyworld-mini", "--optim.lr", "abc"], "rmdm: --optim.lr abc: input should be a valid number"),
+        (
+            ["run", "storyworld-mini", "--optim.betas", "0.9"],
+            "--optim.betas 0.9: input should be a valid tuple; use 0.9",
+        ),
+        (["run", "storyworld-mini", "--train.steps", "1e3"], "as an integer; use 480, for example"),
+        (["run", "storyworld-mini", "--data.length", "null"], "--data.length null: input should be a valid integer; "),
+        (["run", "storyworld-mini", "--data.pad_in_loss", "3"], "unable to interpret input; use true, for example"),
+        (["run", "storyworld-mini", "--train.micro-batch", "x"], "as an integer; use null, for example"),
         (["run", "storyworld-mini", "--data.layout", "x"], "'padded' or 'packed'"),
         (["run", "storyworld-mini", "extra"], "'extra' is no preset"),
         (["train", "storyworld-mini", "extra"], "unexpected argument 'extra'"),
         (["sample", "x", "--step", "3"], "unknown argument '--step' for 'rmdm sample'; did you mean '--steps'?"),
+        (["sample", "x", "--temp", "1"], "unknown argument '--temp' for 'rmdm sample'; did you mean '--temperature'?"),
+        (["run", "storyworld-mini", "--micro", "1"], "unknown flag '--micro'; did you mean '--train.micro_batch' or"),
         (["sample", "x", "--n", "many"], "invalid int value: 'many'"),
         (["sample", "/no/such/run"], "/no/such/run does not exist"),
         (["sample", "/tmp", "--n", "0"], "--n 0 is below 1"),
         (["sample", "/tmp", "--steps", "0"], "--steps 0 is below 1"),
         (["presets", "nothing-like-it"], "is no preset"),
+        (["serve", "--rows", "0"], "--rows 0 is below 1; use 64, for example"),
+        (["serve", "--queue", "-1"], "--queue -1 is below 1; use 256, for example"),
+        (["serve", "--max-body", "0"], "--max-body 0 is below 1; use 1048576, for example"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, message, capsys):
@@ -182,3 +206,13 @@ def test_only_verbs_that_go_on_say_so_when_interrupted(verb, goes_on, monkeypatc
     said = capsys.readouterr().err
     assert said.startswith("rmdm: interrupted")
     assert ("the same command goes on" in said) == goes_on
+
+
+def test_a_terminal_s_encoding_never_ends_a_command(monkeypatch):
+    """Given a terminal that has no sign but ASCII's, when a text holds others, then they are spelled out."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(cli, "dispatch", lambda args, wants_json: print("1885\N{EN DASH}1653"))
+    assert main(["sample"]) == 0
+    sys.stdout.flush()
+    assert written.getvalue() == rb"1885\u20131653" + b"\n"

@@ -1,8 +1,10 @@
 """A trained model through `rmdm.load`: what it writes, keeps, reports and refuses."""
 
+import copy
 import itertools
 import json
 import math
+import pickle
 import shutil
 import subprocess
 import sys
@@ -59,6 +61,30 @@ def test_importing_the_package_imports_no_torch_and_loading_is_lazy():
         subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="module 'rmdm' has no attribute 'lod'"):
         _ = rmdm.lod
+    code = (
+        "import rmdm, sys; assert issubclass(rmdm.errors.ConfigError, rmdm.RMDMError); assert 'Model' in dir(rmdm);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["mdlm", "rmdm", "prior", "sedd", "ar"])
+def test_a_model_can_be_copied_and_pickled_once_it_has_written(zoo, name):
+    model = zoo[name]
+    texts = model.generate(2, 3).texts
+    _ = model.trunk  # which holds a lock, and is made by the first request where networks compute in bf16
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.generate(2, 3).texts == texts
+
+
+@pytest.mark.parametrize("name", ["mdlm", "rmdm", "prior", "sedd", "ar"])
+def test_a_model_is_the_same_whatever_the_default_precision_of_torch_is(zoo, name):
+    texts = zoo[name].generate(2, 3).texts
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert rmdm.load(zoo[name].folder, "cpu").generate(2, 3).texts == texts
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("name", ["mdlm", "rmdm", "prior", "indep", "packed", "bytes", "sedd", "ar"])
@@ -154,6 +180,12 @@ def test_numpys_numbers_are_numbers(zoo):
         ({"steps": 2.5}, "steps=2.5 is no whole number; use 16, for example"),
         ({"n": 2.0}, "n=2.0 is no whole number"),
         ({"seed": "1"}, "seed='1' is no whole number"),
+        ({"n": None}, "n=None is no whole number; use 4, for example"),
+        ({"seed": None}, "seed=None is no whole number; use 0, for example"),
+        ({"seed": 10**5000}, "seed is a number of hundreds of digits; use 0, for example"),
+        ({"temperature": 10**400}, "temperature is a number of hundreds of digits; use 0.5, for example"),
+        ({"latent_temperature": 10**400}, "latent_temperature is a number of hundreds of digits; use 1.0"),
+        ({"callback": 3}, "callback=3 cannot be called; give a function"),
         ({"temperature": "1"}, "temperature='1' is no number"),
         ({"latent_temperature": "papper"}, "latent_temperature='papper' is no number; use 1.0 or 'paper'"),
         ({"like": ["anna"]}, r"like=\['anna'\] is no text"),
@@ -182,6 +214,8 @@ def test_arguments_of_the_wrong_kind_and_idle_ones_are_refused(zoo, values, mess
         zoo["rmdm"].infill(None)
     with pytest.raises(ConfigError, match="=None is no text; give a string"):
         zoo["rmdm"].encode(None)
+    with pytest.raises(ConfigError, match=r"'hi' is no request; give rmdm\.Request"):
+        zoo["rmdm"].write("hi")
 
 
 def test_a_latent_that_knows_no_text_is_not_fitted_to_one(zoo):
@@ -312,6 +346,14 @@ def test_the_latents_have_a_seed_of_their_own(zoo):
 def test_latent_temperature_scales_what_a_latent_is_drawn_from(zoo):
     one, half = (zoo["prior"].generate(2, 2, latent_temperature=tau).latents for tau in (1.0, 0.5))
     torch.testing.assert_close(half, one / 2)
+
+
+def test_a_latent_temperature_that_makes_no_latent_is_named(zoo):
+    """What a flow makes of noise so large is no latent, and often no number; nor would `latent=` take it back."""
+    for name in ("rmdm", "prior"):
+        for more in ({}, {"prefix": "anna was", "given": "resample", "draws": 2, "rounds": 2}):
+            with pytest.raises(ConfigError, match=r"latent_temperature=999 draws latents beyond 1000, or NaN; use a"):
+                zoo[name].generate(4, 3, latent_temperature=999, **more)
 
 
 @pytest.mark.parametrize("name", ["rmdm", "prior"])
@@ -475,6 +517,10 @@ def test_a_device_that_is_not_there(zoo):
     assert rmdm.load(folder).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ConfigError, match="device='gpu' is unknown; use auto, cpu or cuda"):
         rmdm.load(folder, "gpu")
+    with pytest.raises(ConfigError, match="device=None is unknown; use auto, cpu or cuda"):
+        rmdm.load(folder, None)
+    with pytest.raises(ConfigError, match="'' names no model"):
+        rmdm.load("")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device='cuda', but torch sees no GPU here"):
             rmdm.load(folder, "cuda")

@@ -95,6 +95,35 @@ def test_a_file_of_ones_own_may_name_a_preset_as_its_base(tmp_path):
         load_config(path)
 
 
+def test_a_file_of_ones_own_may_name_another_as_its_base(tmp_path, monkeypatch):
+    """Given a base in a folder beside it, then it is found from wherever the command is typed."""
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "ours.yaml").write_text("base: storyworld-mini-mdlm\nname: ours\noptim: {lr: 0.5}\n")
+    (tmp_path / "bases" / "mine.yml").write_text("base: ours.yaml\nname: mine\n")
+    (tmp_path / "last.yaml").write_text("base: bases/mine.yml\noptim: {warmup: 3}\n")
+    config = load_config(tmp_path / "last.yaml")
+    assert (config.name, config.optim.lr, config.optim.warmup) == ("mine", 0.5, 3)
+    monkeypatch.chdir(tmp_path / "bases")
+    assert load_config("../last.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("gone.yaml", r"mine\.yaml: base='gone\.yaml' does not exist; name a preset, or a file from "),
+        ("mine.yaml", r"mine\.yaml: base='mine\.yaml' has this file as its own base; name another, or a preset"),
+        ("other.yaml", r"other\.yaml: base='mine\.yaml' has this file as its own base; name another, or a preset"),
+        ("empty.yaml", r"empty\.yaml is empty; write fields such as 'name:' and 'data:'"),
+    ],
+)
+def test_a_base_that_leads_nowhere_is_named(base, message, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"base: {base}\n")
+    (tmp_path / "other.yaml").write_text("base: mine.yaml\n")
+    (tmp_path / "empty.yaml").touch()
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "mine.yaml")
+
+
 def test_a_folder_that_is_no_run_does_not_hide_a_preset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "storyworld-mini").mkdir()

@@ -7,7 +7,8 @@ from rmdm.presets import decode
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"train": {"steps": 0}}, "train.steps=0 is outside 1.."),
+        ({"train": {"steps": 0}}, "train.steps=0 is outside 1..1000000000000; use"),
+        ({"seed": -1}, "seed=-1 is outside 0..9223372036854775807; use"),
         (
             {"model": {"width": 30, "heads": 4}},
             "model.heads=4 must divide model.width=30 into even parts; use model.heads=3",
@@ -18,8 +19,9 @@ from rmdm.presets import decode
         ({"optim": {"clip": -1}}, "optim.clip=-1.0 is below 0"),
         ({"optim": {"lr": float("inf")}}, "optim.lr=inf"),
         ({"seed": 10**23}, "seed="),
+        *(({"name": name}, f"name={name!r} is no name of a folder; use") for name in ("", ".", "..", "../evil", "a/b")),
         ({"sample": {"latent_temperature": 0}}, "sample.latent_temperature=0.0 is not above 0 and at most 1000"),
-        ({"sample": {"temperature": 0}}, "sample.temperature=0.0 is outside 1e-06.."),
+        ({"sample": {"temperature": 0}}, "sample.temperature=0.0 is outside 1e-06..1e+06; use"),
     ],
 )
 def test_a_broken_rule_is_one_line_that_names_field_and_remedy(values, message):

@@ -1,6 +1,8 @@
 import pytest
 
+from rmdm.cli import main
 from rmdm.stages import in_seconds
+from tests.conftest import small_flags
 
 
 @pytest.mark.parametrize(
@@ -9,3 +11,9 @@ from rmdm.stages import in_seconds
 )
 def test_short_times_have_a_decimal(seconds, said):
     assert in_seconds(seconds) == said
+
+
+def test_what_to_run_next_can_be_copied_where_a_path_has_a_space(tmp_path, shards, capsys):
+    flags = small_flags(train__steps="1", data__dir=str(shards), train__device="cpu")
+    assert main(["train", "storyworld-mini-mdlm", *flags, "--out", str(tmp_path / "my run")]) == 0
+    assert capsys.readouterr().out.endswith(f"; next: rmdm sample '{tmp_path}/my run'\n")

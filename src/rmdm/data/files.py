@@ -55,6 +55,8 @@ def corpus_files(path: str) -> list[Path]:
         found, how = [p for p in place.rglob("*") if p.is_file() and not p.name.startswith(".")], "the folder holds"
     elif glob.has_magic(path):
         found, how = [Path(p) for p in glob.glob(str(place), recursive=True) if Path(p).is_file()], "the glob matches"
+    elif place.exists():
+        raise DataError(f"{path} is no regular file (a pipe or a device); write its text to a file and give that")
     else:
         raise DataError(f"{path} does not exist; give a file, a folder or a glob of {known}")
     files = sorted((p for p in found if kind_of(p.name)), key=lambda p: p.as_posix())
@@ -233,6 +235,8 @@ class FilePart:
         try:
             header = next(reader, [])
             if self.column not in header:
+                if len(header) == 1 and any(sign in header[0] for sign in ";\t|"):
+                    raise DataError(f"{path} has one column, {header[0]!r}: only commas separate; save it with commas")
                 raise no_column(path, self.column, header)
             column = header.index(self.column)
 

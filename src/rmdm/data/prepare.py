@@ -357,8 +357,12 @@ def _join(folder: Path, config: DataConfig, tokenizer: Tokenizer, train: Source,
     for name, segments in (("train", kept), ("valid", held)):
         manifest.splits[name] = counts = _count(manifest, segments)
         if counts.rows == 0 and segments:
-            what = "the corpus" if name == "train" else "the held-out split"
-            remedy = "use more text" if name == "train" else "raise data.holdout"
+            if name == "train":
+                what, remedy = "the corpus", "use more text"
+            elif valid is not None:
+                what, remedy = f"the validation text ({valid.description})", "name more of it"
+            else:
+                what, remedy = "the held-out split", "raise data.holdout"
             raise DataError(
                 f"{what} has {counts.tokens} tokens, fewer than one row of data.length={config.length}; "
                 f"lower data.length or {remedy}"

@@ -235,7 +235,7 @@ def build_net(settings: FlowSettings, weights: dict[str, Tensor], device: torch.
     )
     net = FlowNet(shape, settings.groups, settings.dim)
     net.load_state_dict(weights)
-    return net.to(device).eval()
+    return net.to(device, torch.float32).eval()
 
 
 def fingerprint(folder: Path) -> str:

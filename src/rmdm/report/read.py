@@ -7,6 +7,7 @@ read as they are; a missing or damaged file is a section without that run, and n
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rmdm.config import ADAPTER, Config
 from rmdm.errors import CheckpointError, ConfigError
 from rmdm.presets import decode, load_config
 from rmdm.revision import git_revision
+from rmdm.share.names import hub_name, is_shipped
 
 Row = dict[str, Any]
 KINDS = ("stories", "ppl", "gen", "judge", "gap", "bench")
@@ -107,7 +109,13 @@ def labels(names: Sequence[str], runs: Sequence[Path]) -> list[str]:
 def read_arm(index: int, run: Path) -> Arm:
     """Everything about one run."""
     if not run.is_dir():
-        raise ConfigError(f"{run} does not exist; give run directories, such as those under runs/")
+        first = (
+            f"run 'rmdm eval ppl {shlex.quote(str(run))} --data FILE' first, which keeps its figures in {run / 'eval'}"
+        )
+        if is_shipped(str(run)):
+            raise ConfigError(f"nothing was measured here of {run}, the model of the package; {first}")
+        of_hub = f"; for a model of the hub {first}" if hub_name(str(run)) is not None else ""
+        raise ConfigError(f"{run} does not exist; give run directories, such as those under runs/{of_hub}")
     model = find_release(run)
     meta = read_object(model / "model.json") if model is not None else {}
     if (run / "config.yaml").is_file():

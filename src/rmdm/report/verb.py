@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmdm.arguments import check_out
+
 
 def flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `rmdm report`."""
@@ -20,6 +22,7 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
     from rmdm.report.page import write_report
     from rmdm.report.read import default_folder
 
+    check_out(args.out)
     runs = [Path(run) for run in args.runs]
     report = write_report(runs, Path(args.out) if args.out else default_folder(runs), device=args.device)
     if report.missing:

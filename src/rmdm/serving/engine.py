@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rmdm.errors import RMDMError
-from rmdm.latents import latent_keys
+from rmdm.latents import in_range, latent_keys
 from rmdm.model import Model, Ready
 from rmdm.precision import autocast
 from rmdm.request import Generation
@@ -335,8 +335,15 @@ class Engine:
         began = time.monotonic()
         self._guard(jobs, draw)
         seconds = time.monotonic() - began
-        self._group(list(zip(jobs, found, strict=False)))
+        drawn = [(job, latent) for job, latent in zip(jobs, found, strict=False) if self._is_in_range(job, latent)]
+        self._group(drawn)
         return seconds
+
+    def _is_in_range(self, job: Job, latent: Tensor | None) -> bool:
+        """Whether a job can be written; one that cannot hears so before it spoils those it would be written with."""
+        if latent is not None:
+            return self._guard([job], lambda: in_range(latent, job.ready.choice))
+        return True
 
     def _is_time(self, now: float) -> bool:
         """Whether to draw the latents of the jobs that are held."""
@@ -403,13 +410,14 @@ class Engine:
             share = (now - job.begun) / max(1, len(group.jobs))
             self._pace += 0.1 * (share - self._pace)
 
-    def _guard(self, jobs: Sequence[Job], act: Callable[[], Any]) -> None:
-        """Do it; if it fails, those jobs hear of it and are gone, and the engine goes on.
+    def _guard(self, jobs: Sequence[Job], act: Callable[[], Any]) -> bool:
+        """Do it, and say whether it was done; if it fails, those jobs hear of it and are gone, and the engine goes on.
 
         What is no `RMDMError`, which says all there is to say, is a fault of ours and is logged with its traceback.
         """
         try:
             act()
+            return True
         except Exception as error:
             if not isinstance(error, RMDMError):
                 LOG.exception("the engine failed (jobs: %d)", len(jobs))
@@ -420,6 +428,7 @@ class Engine:
             self.counts.failed += len(jobs)
             for job in jobs:
                 tell(job, Event("error", error=error))
+            return False
 
 
 def draw_together(jobs: Sequence[Job]) -> list[Tensor | None]:

@@ -37,6 +37,8 @@ class Served:
     name: str
     model: Model
     created: int
+    alias: str | None = None
+    """A second name it is asked for by."""
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def card(self) -> ModelCard:
@@ -118,11 +120,13 @@ class Shelf:
 
     def __init__(self, models: Sequence[Served]) -> None:
         self.models = {served.name: served for served in models}
+        self.aliases = {served.alias: served for served in models if served.alias is not None}
 
     def find(self, name: str | None) -> Served:
         """The model that is asked for."""
         if name is None:
             return next(iter(self.models.values()))
-        if name not in self.models:
+        found = self.models.get(name) or self.aliases.get(name)
+        if found is None:
             raise UnknownModelError(f"model={name!r} is not served here; {nearest(name, self.models)}")
-        return self.models[name]
+        return found

@@ -9,9 +9,10 @@ from typing import Any
 
 from rmdm.errors import ConfigError
 from rmdm.kinds import Outcome, Show
-from rmdm.share.names import SHIPPED_HELP
+from rmdm.share.names import SHIPPED, SHIPPED_HELP, is_shipped
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ROWS, QUEUE, MAX_BODY = 64, 256, 1 << 20
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
@@ -26,10 +27,12 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key-env", metavar="NAME", help="environment variable that holds the key clients must send"
     )
-    parser.add_argument("--rows", type=int, default=64, help="texts written at the same time (default 64)")
-    parser.add_argument("--queue", type=int, default=256, help="requests that may wait (default 256); more get 429")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"texts written at the same time (default {ROWS})")
+    parser.add_argument(
+        "--queue", type=int, default=QUEUE, help=f"requests that may wait (default {QUEUE}); more get 429"
+    )
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a request may take (default 120)")
-    parser.add_argument("--max-body", type=int, default=1 << 20, help="bytes a request may have (default 1048576)")
+    parser.add_argument("--max-body", type=int, default=MAX_BODY, help=f"bytes a request may have (default {MAX_BODY})")
     parser.add_argument("--log-texts", action="store_true", help="write prompts and texts into the request log")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
 
@@ -76,9 +79,9 @@ def check(args: argparse.Namespace) -> None:
             raise ConfigError(f"rmdm serve needs {package}; install it with: pip install fastapi uvicorn")
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port} is outside 0..65535; use 8000, for example")
-    for name in ("rows", "queue", "max_body"):
+    for name, usual in (("rows", ROWS), ("queue", QUEUE), ("max_body", MAX_BODY)):
         if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)} is below 1; use 64, for example")
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)} is below 1; use {usual}, for example")
     if not 0 < args.timeout <= 86_400:
         raise ConfigError(f"--timeout {args.timeout:g} is not in 0..86400 seconds; use 120, for example")
 
@@ -121,5 +124,5 @@ def open_models(refs: list[str], device: str) -> list[Any]:
         if model.backbone.latent is not None:
             _ = model.latents.source  # a missing flow is said now, not to the first client
         created = int((model.folder / "model.json").stat().st_mtime)
-        found.append(Served(name, model, created))
+        found.append(Served(name, model, created, alias=SHIPPED if is_shipped(ref) else None))
     return found

@@ -1,6 +1,8 @@
 """The model card: README.md of a release, with front matter that the Hugging Face hub understands."""
 
+import json
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -115,7 +117,7 @@ def use(source: Source, ref: str) -> list[str]:
     """How to load it and write with it."""
     code = [
         "import rmdm", "",
-        f'model = rmdm.load("{ref}")',
+        f"model = rmdm.load({json.dumps(ref, ensure_ascii=False)})",
         f"for text in model.generate(n=4, steps={source.config.sample.steps}, seed=0).texts:",
         "    print(text)",
     ]  # fmt: skip
@@ -123,7 +125,7 @@ def use(source: Source, ref: str) -> list[str]:
         "## Use",
         "Loading reads safetensors, JSON and a tokenizer, verifies each file, and executes nothing from them.",
         "\n".join(["```python", *code, "```"]),
-        f"```console\n$ rmdm sample {ref} --n 4 --seed 0\n```",
+        f"```console\n$ rmdm sample {shlex.quote(ref)} --n 4 --seed 0\n```",
     ]
 
 

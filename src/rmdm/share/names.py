@@ -9,7 +9,8 @@ from rmdm.share.manifest import MANIFEST, META
 
 PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 MOST_LETTERS = 96
-FIGURES = "eval"
+FIGURES = {"eval", "report"}
+"""What measuring a model here leaves beside it, or where its folder would lie."""
 SHIPPED = "shipped"
 """The name of the model that comes with the package."""
 PACKAGED = Path(__file__).parents[1] / SHIPPED
@@ -35,13 +36,14 @@ def is_hub_name(ref: str) -> bool:
 def is_here(path: Path) -> bool:
     """Whether there is something at a path, other than figures that were measured here of a model on the hub.
 
-    `rmdm eval ppl owner/name` keeps those in owner/name/eval, and the model is the hub's all the same.
+    `rmdm eval ppl owner/name` keeps those in owner/name/eval, `rmdm report` puts its page beside them, and the model is
+    the hub's all the same.
     """
     try:
         inside = {entry.name for entry in path.iterdir()}
     except (OSError, ValueError):
         return os.path.exists(path)  # which takes any name
-    return inside != {FIGURES}
+    return not inside or not inside <= FIGURES
 
 
 def is_shipped(ref: object) -> bool:

@@ -141,6 +141,8 @@ def run_card(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.share.about import open_source
     from rmdm.share.card import card
 
+    if args.out is not None and Path(args.out).is_dir():
+        raise ConfigError(f"--out {args.out} is a folder; name a file, such as {Path(args.out) / 'README.md'}")
     source = open_source(args.model)
     source = dataclasses.replace(source, about=source.about.stating(**statements(args)))
     text = card(source, short_paths(args.model or SHIPPED))

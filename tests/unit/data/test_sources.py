@@ -171,6 +171,8 @@ def bad_files() -> dict[str, tuple[bytes, str]]:
         "d.jsonl": (b'["text"]\n', r"d\.jsonl, line 1 is a JSON list, not an object with a field 'text'"),
         "e.txt": (b"fine\nalso fine\nb\xe9d\n", r"e\.txt, line 3: byte 0xe9 is not UTF-8 text; convert"),
         "f.csv": (b"id,body\n1,x\n", r"f\.csv has no column 'text'; set data\.column to one of: id, body"),
+        "semicolon.csv": (b"id;text\n1;x\n", r"n\.csv has one column, 'id;text': only commas separate; save it with"),
+        "tab.csv": (b"id\ttext\n1\tx\n", r"tab\.csv has one column, 'id\\ttext': only commas separate; save it with"),
         "g.csv": (b"id,text\n1,x\n2\n", r"g\.csv, line 3 has 1 fields, column 'text' is number 2"),
         "h.csv": (b'id,text\n1,"open\n', r"h\.csv, line \d is not CSV"),
         "i.csv": (b"id,text\n1,\xff\n", r"i\.csv, line 2: byte 0xff is not UTF-8"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rmdm.errors import DataError, RMDMError
+from rmdm.errors import ConfigError, DataError, RMDMError
 from rmdm.hub import load_model
 from rmdm.model import Model
 from rmdm.request import Generation, Request
@@ -274,6 +274,19 @@ def test_a_request_that_fails_does_not_take_those_beside_it_along(models, engine
     for client in good:
         assert client.done().texts == models["rmdm"].write(client.job.ready.request).texts
     assert engine.counts.failed == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"prefix": "anna was", "given": "resample", "draws": 2, "rounds": 2}])
+def test_latents_that_a_temperature_makes_too_large_are_refused_alone(models, engine, more):
+    """Given a request like any other, when one of the same kind has latents beyond all numbers, it is written alone."""
+    good = Client(models["rmdm"], {"n": 2, "seed": 1, "steps": 4, **more})
+    bad = Client(models["rmdm"], {"n": 2, "seed": 2, "steps": 4, "latent_temperature": 900, **more})
+    engine.submit([good.job, bad.job])
+    engine.start()
+    assert good.done().texts == models["rmdm"].write(good.job.ready.request).texts
+    error = bad.wait().error
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("latent_temperature=900 draws latents beyond 1000, or NaN; use a lower one")
 
 
 def test_a_small_request_passes_a_large_one_for_which_there_is_no_room(models, engine):

@@ -105,3 +105,11 @@ def test_an_error_that_says_all_there_is_to_say_has_no_traceback(web, log, caplo
     assert (json.loads(error)["error"]["message"], end) == (CAUSE, "[DONE]")
     assert not tracebacks(caplog)
     assert json.loads(log.getvalue())["error"] == f"DataError: {CAUSE}"
+
+
+def test_a_latent_temperature_too_high_for_the_model_is_the_client_s_mistake(tmp_path, log):
+    model = load_model(save_release(tmp_path / "model", "rmdm"))
+    with TestClient(make_app([Served("tiny", model, 0)], Settings(), RequestLog(log))) as web:
+        answer = web.post("/v1/completions", json={"seed": 1, "latent_temperature": 1000})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "latent_temperature"

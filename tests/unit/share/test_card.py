@@ -85,6 +85,12 @@ def test_parameters_are_counted_as_the_model_counts_them(process, changes, tmp_p
     assert parameters(open_source(str(tmp_path / "int8"))) == learned
 
 
+def test_a_name_with_a_space_can_be_copied_from_the_card(tmp_path):
+    text = card(open_source(str(save_release(tmp_path / "mine"))), "my run")
+    assert 'model = rmdm.load("my run")' in text
+    assert "$ rmdm sample 'my run' --n 4 --seed 0" in text
+
+
 def test_the_card_says_how_the_weights_are_stored(tmp_path):
     own = save_release(tmp_path / "own", "rmdm")
     flow = re.search(r"^\| flow that draws the latent \| .*$", text_of(own), flags=re.MULTILINE)

@@ -36,6 +36,10 @@ def test_figures_measured_of_a_hub_s_model_do_not_hide_it(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alice" / "tiny" / "eval").mkdir(parents=True)
     assert hub_name("alice/tiny") == "alice/tiny"
+    (tmp_path / "alice" / "tiny" / "report").mkdir()
+    assert hub_name("alice/tiny") == "alice/tiny"
+    (tmp_path / "alice" / "tiny" / "eval").rmdir()
+    assert hub_name("alice/tiny") == "alice/tiny"
     (tmp_path / "alice" / "tiny" / "config.yaml").write_text("")
     assert hub_name("alice/tiny") is None
 
