@@ -2,9 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmdm.arguments import at_least_one
+from rmdm.bench.sizes import Size
 from rmdm.errors import ConfigError, nearest
 from rmdm.kinds import Show
 
@@ -42,3 +44,13 @@ def chosen(flag: str, text: str, known: Sequence[str]) -> list[str]:
     if not words:
         raise ConfigError(f"{flag} names nothing; use {','.join(known)}, for example")
     return words
+
+
+def with_groups(size: Size, groups: int | None) -> Size:
+    """The size with another number of groups in the latent of an RMDM, if one is given."""
+    if groups is None:
+        return size
+    at_least_one("--groups", groups, "group")
+    if size.length % groups:
+        raise ConfigError(f"--groups {groups} does not divide rows of {size.length} tokens; use a divisor such as 4")
+    return replace(size, groups=groups)

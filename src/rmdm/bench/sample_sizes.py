@@ -16,7 +16,7 @@ from rmdm.bench.machine import Machine, clear, forget_peak, memory, peak_bytes, 
 from rmdm.bench.profile import begin_profile, profiled
 from rmdm.bench.reference import PlainNetwork, plain_sample
 from rmdm.bench.sample import bench, latency, write
-from rmdm.bench.sizes import Size
+from rmdm.bench.sizes import Size, latent_of
 from rmdm.bench.workload import random_model
 from rmdm.errors import ConfigError
 from rmdm.evaluation.record import Rows
@@ -59,7 +59,8 @@ def bench_sizes(
                 figures = floor.figures(machine, measured["seconds"])
                 rows.append(
                     measured
-                    | {"size": size.name, "vocab": size.vocab, "process": process, "arm": arm, **figures}
+                    | {"size": size.name, "vocab": size.vocab, "groups": size.groups if process == "rmdm" else None}
+                    | {"process": process, "arm": arm, **figures}
                     | {"floor_seconds_per_step": figures["floor_seconds"] / count, **machine.facts}
                 )
         if profile is not None:
@@ -134,7 +135,7 @@ def render(rows: Rows, compared: Rows) -> str:
     ]  # fmt: skip
     first = rows[0]
     title = f"{first['size']}: {first['batch']} texts of {first['length']} tokens, vocabulary {first['vocab']:,}"
-    lines = [title, grid([("", each) for each in titles], body)]
+    lines = [title + latent_of(rows), grid([("", each) for each in titles], body)]
     partly = [row for row in rows if row["measured_steps"] < row["steps"]]
     if partly:
         lines.append(f"* inferred from its first {partly[0]['measured_steps']} steps; all of them cost the same")

@@ -1,6 +1,8 @@
 """The sizes that are measured, by name. Nothing here imports torch."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rmdm.errors import ConfigError, nearest
 
@@ -120,3 +122,9 @@ def find_encoder_size(name: str) -> EncoderSize:
     if name not in ENCODER_SIZES:
         raise ConfigError(f"--size {name} is unknown; {nearest(name, ENCODER_SIZES)}")
     return ENCODER_SIZES[name]
+
+
+def latent_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What a table's title says of the latent, where one of its rows has one."""
+    groups = next((row["groups"] for row in rows if row["groups"] is not None), None)
+    return "" if groups is None else f", an RMDM's latent in {groups:,} groups"

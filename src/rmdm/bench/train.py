@@ -18,7 +18,7 @@ from rmdm.bench.counts import training_step
 from rmdm.bench.machine import Machine, clear, forget_peak, memory, peak_bytes, synchronize, timed
 from rmdm.bench.profile import begin_profile, profiled
 from rmdm.bench.reference import PlainBatch, PlainNetwork, PlainTrainer
-from rmdm.bench.sizes import Size
+from rmdm.bench.sizes import Size, latent_of
 from rmdm.bench.workload import stir, training_task
 from rmdm.errors import ConfigError
 from rmdm.kinds import Show
@@ -55,7 +55,7 @@ def bench_training(
             floor = training_step(size, process, batch)
             rows.append(
                 {"size": size.name, "process": process, "arm": arm, "batch": batch, "length": size.length,
-                 "vocab": size.vocab, "steps": steps,
+                 "vocab": size.vocab, "groups": size.groups if process == "rmdm" else None, "steps": steps,
                  "tokens_per_s": batch * size.length / measured["seconds_per_step"], **measured,
                  **floor.figures(machine, measured["seconds_per_step"]), **machine.facts}
             )  # fmt: skip
@@ -161,7 +161,7 @@ def render(rows: Rows, compared: Rows) -> str:
     ]  # fmt: skip
     first = rows[0]
     title = f"{first['size']}: {first['batch']} rows of {first['length']} a step, vocabulary {first['vocab']:,}"
-    lines = [title, grid([("", each) for each in titles], body)]
+    lines = [title + latent_of(rows), grid([("", each) for each in titles], body)]
     for each in compared:
         if "rmdm_over_mdlm" in each:
             lines.append(f"{each['arm']}: a step of rmdm takes {each['rmdm_over_mdlm']:.3f} times that of mdlm")

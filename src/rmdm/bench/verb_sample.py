@@ -4,14 +4,14 @@ import argparse
 from pathlib import Path
 
 from rmdm.arguments import at_least_one, run_folders, step_counts
-from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine
+from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine, with_groups
 from rmdm.bench.sizes import SIZES, Size, find_size
 from rmdm.errors import ConfigError
 from rmdm.kinds import Outcome, Show
 
 HELP = "tokens a second, time a step and memory of writing, against the number of steps"
 PROCESSES = ("mdlm", "rmdm")
-ONLY_SIZES = ("process", "arms", "reference_steps", "matmul", "profile")
+ONLY_SIZES = ("process", "groups", "arms", "reference_steps", "matmul", "profile")
 """Flags that mean nothing for trained runs."""
 FEW_STEPS, REFERENCE_STEPS, REQUESTS = 16, 8, 50
 
@@ -31,6 +31,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
         help="times each is measured at least, and for a second; the median counts (default 3)",
     )
     parser.add_argument("--process", help="with --size: mdlm, rmdm or both (default)")
+    parser.add_argument("--groups", type=int, help="with --size: groups of an RMDM's latent (default: the size's own)")
     parser.add_argument("--arms", help="with --size: ours, reference or both (default)")
     parser.add_argument(
         "--reference-steps", type=int, help="with --size: first steps of the reference arm that are timed (default 8)"
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     if args.size is not None:
         if args.runs:
             raise ConfigError(f"--size {args.size} and {args.runs[0]} cannot be measured together; leave one out")
-        return run_size(args, find_size(args.size), steps, batch, repeats, requests, show)
+        return run_size(args, with_groups(find_size(args.size), args.groups), steps, batch, repeats, requests, show)
     if not args.runs:
         raise ConfigError("nothing to measure; name runs, or a size such as --size wiki-small")
     for name in ONLY_SIZES:

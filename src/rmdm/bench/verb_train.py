@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from rmdm.arguments import at_least_one
-from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine
+from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine, with_groups
 from rmdm.bench.sizes import SIZES, find_size
 from rmdm.errors import ConfigError
 from rmdm.kinds import Outcome, Show
@@ -17,6 +17,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     """Flags of `rmdm bench train`."""
     parser.add_argument("--size", default="wiki-small", help=f"{', '.join(SIZES)} (default wiki-small)")
     parser.add_argument("--process", default="mdlm", help=f"of {','.join(PROCESSES)}, comma-separated (default mdlm)")
+    parser.add_argument("--groups", type=int, help="groups of an RMDM's latent (default: the size's own)")
     parser.add_argument("--arms", default=",".join(ARMS), help="ours, reference or both (default)")
     parser.add_argument("--batch", type=int, help="rows of a step (default: the size's own)")
     parser.add_argument("--steps", type=int, default=20, help="steps that are timed (default 20)")
@@ -27,7 +28,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, show: Show) -> Outcome:
     """Measure, and show the table."""
-    size = find_size(args.size)
+    size = with_groups(find_size(args.size), args.groups)
     processes, arms = chosen("--process", args.process, PROCESSES), chosen("--arms", args.arms, ARMS)
     batch = size.batch if args.batch is None else at_least_one("--batch", args.batch, "row")
     steps, warmup = at_least_one("--steps", args.steps, "step"), at_least_one("--warmup", args.warmup, "step")

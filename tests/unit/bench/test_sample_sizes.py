@@ -40,6 +40,18 @@ def test_whole_requests_of_both_arms_stand_beside_the_floor(capsys):
     assert by["ours", 4]["rmdm_over_mdlm"] == pytest.approx(rate["rmdm", 4, "ours"] / rate["mdlm", 4, "ours"])
 
 
+def test_the_latent_may_have_another_number_of_groups(capsys):
+    flags = ["--process", "mdlm,rmdm", "--arms", "ours", "--steps", "4", "--batch", "1"]
+    rows, shown = {}, {}
+    for groups in (2, 8):
+        outcome, shown[groups] = bench(capsys, *QUICK, *flags, "--groups", str(groups))
+        rows[groups] = outcome["bench"]
+        assert [row["groups"] for row in rows[groups]] == [None, groups]
+    assert "an RMDM's latent in 8 groups" in shown[8]
+    assert rows[2][0]["needed_operations"] == rows[8][0]["needed_operations"]
+    assert rows[2][1]["needed_operations"] < rows[8][1]["needed_operations"]
+
+
 def test_a_profile_is_of_one_request(tmp_path, capsys):
     profile = tmp_path / "profile.txt"
     flags = ["--arms", "ours", "--steps", "4,20", "--batch", "3", "--profile", str(profile)]
@@ -80,6 +92,9 @@ def test_latency_of_runs_leaves_their_record_as_it_is(tmp_path, capsys):
         (["--size", "tiny", "--profile", "p.txt", "--arms", "reference"], "--profile is of ours"),
         (["--size", "tiny", "--profile", "/nowhere/at/all.txt"], "/nowhere/at/all.txt"),
         (["RUN", "--reference-steps", "3"], "--reference-steps has no effect on runs"),
+        (["RUN", "--groups", "4"], "--groups has no effect on runs"),
+        (["--size", "tiny", "--groups", "5"], "--groups 5 does not divide rows of 16 tokens"),
+        (["--size", "tiny", "--groups", "0"], "--groups 0 is below 1"),
         (["--size", "tiny", "--process", "ar"], "--process ar is unknown"),
         (["--size", "tiny", "--process", ""], "--process names nothing"),
         (["--size", "tiny", "--steps", "four"], "--steps four is no list of numbers"),

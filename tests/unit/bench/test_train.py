@@ -43,6 +43,12 @@ def test_both_arms_of_two_processes_stand_beside_the_floor(tmp_path, capsys):
     assert "tiny, rmdm" in text
 
 
+def test_the_latent_may_have_another_number_of_groups(capsys):
+    outcome, shown = bench(capsys, "--process", "mdlm,rmdm", "--arms", "ours", "--groups", "2")
+    assert [row["groups"] for row in outcome["bench"]] == [None, 2]
+    assert "an RMDM's latent in 2 groups" in shown
+
+
 @pytest.mark.parametrize("process", ["sedd", "ar"])
 def test_the_other_processes(process, capsys):
     rows = bench(capsys, "--process", process)[0]["bench"]
