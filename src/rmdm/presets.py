@@ -111,7 +111,7 @@ def with_base(values: Any, where: str, files: tuple[Path, ...] = ()) -> Any:
         raise ConfigError(f"{where}: base={base!r} has this file as its own base; name another, or a preset")
     owner = file_values(path, files)
     if not isinstance(owner, dict):
-        raise ConfigError(f"{path} {no_fields(owner)}; write fields such as 'name:' and 'data:'")
+        raise no_fields(owner, str(path))
     return merged(owner, changes)
 
 
@@ -124,7 +124,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def decode(values: Any, where: str) -> Config:
     """Build and validate a config from plain values; the first mistake becomes one line that names its field."""
     if not isinstance(values, dict):
-        raise ConfigError(f"{where} {no_fields(values)}")
+        raise no_fields(values, where)
     try:
         config = ADAPTER.validate_python(values)
     except ValidationError as error:
@@ -134,12 +134,13 @@ def decode(values: Any, where: str) -> Config:
     return config
 
 
-def no_fields(values: Any) -> str:
+def no_fields(values: Any, where: str) -> ConfigError:
     """What a file holds instead of fields, in words, and what to write."""
     if values is None:
-        return "is empty; write fields such as 'name:' and 'data:'"
+        return ConfigError(f"{where} is empty; write fields such as 'name:' and 'data:'")
     kinds = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
-    return f"holds {kinds.get(type(values), 'one value')} alone; write fields such as 'name:' and 'data:'"
+    held = kinds.get(type(values), "one value")
+    return ConfigError(f"{where} holds {held} alone; write fields such as 'name:' and 'data:'")
 
 
 def refuse_truths(values: dict[str, Any], section: Any, where: str, prefix: str = "") -> None:

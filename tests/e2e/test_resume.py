@@ -116,7 +116,8 @@ def test_a_closed_terminal_saves(shards, whole, tmp_path):
     os.set_blocking(ours, False)
     # Standard output and error are a terminal of its own, with the bar on it.
     hook = (
-        "import os\n"
+        "import os, signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup, if these tests run under it, is not meant
         "os.setsid()\n"
         f"terminal = os.open({os.ttyname(theirs)!r}, os.O_RDWR)\n"
         "os.dup2(terminal, 1), os.dup2(terminal, 2)\n"
