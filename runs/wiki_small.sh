@@ -8,7 +8,7 @@
 # Wikipedia, Wikinews, then Wikipedia); SHARDS names finished token shards instead. EVAL is a folder with copies of the zero-shot
 # sets, EVALUATOR the model that scores samples.
 #
-# All arms see SHORT steps of 131,072 tokens; MDLM and RMDM also LONG ones, going on from the short arm's checkpoint before its
+# All arms see SHORT steps of 131,072 tokens; MDLM, RMDM and independent z also LONG ones, going on from the short arm's checkpoint before its
 # learning rate falls. Everything else is in the presets. ALL, FLOW and ARM add flags to all stages, to stage I and to stage II,
 # N is how many texts a cell has, STEPS its step counts. LANES=1 trains several arms at a time, which a large GPU has room
 # for. ONLY names the parts to do. RANKS processes encode (with torchrun, or what MANY names), SECOND is the other encoder, FEW
@@ -112,8 +112,9 @@ plain() {
     arm sedd wiki-small-sedd
     arm indep wiki-small-indep
     long mdlm-long mdlm wiki-small-mdlm
+    long indep-long indep wiki-small-indep
     variant mdlm-long-spaced mdlm-long --sampler spaced
-    variant indep-spaced indep --sampler spaced
+    variant indep-long-spaced indep-long --sampler spaced
     wait
 }
 
@@ -122,10 +123,10 @@ latent() {
     arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     variant rmdm-spaced rmdm --sampler spaced
-    variant rmdm-guided rmdm --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
-    variant rmdm-long-guided rmdm-long --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
+    variant rmdm-guided rmdm --guidance 1.25 --temperatures 0.5,0.6,0.7,0.8
+    variant rmdm-long-guided rmdm-long --guidance 1.25 --temperatures 0.5,0.6,0.7,0.8
     variant rmdm-long-spaced rmdm-long --sampler spaced
-    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.5 --temperatures 0.5,0.6,0.7,0.8
+    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.25 --temperatures 0.5,0.6,0.7,0.8
     wait
 }
 
@@ -184,7 +185,7 @@ done
 finish
 case " $ONLY " in *" figures "*) ;; *) exit 0 ;; esac
 ARMS=()
-for name in mdlm mdlm-long sedd indep ar rmdm rmdm-long paper own second; do
+for name in mdlm mdlm-long sedd indep indep-long ar rmdm rmdm-long paper own second; do
     [ -d "$OUT/$name" ] || continue
     figures "$name"
     ARMS+=("$OUT/$name")

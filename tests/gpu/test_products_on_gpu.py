@@ -58,8 +58,9 @@ def test_a_width_that_the_library_cannot_take_goes_to_torch():
     a, b = operands(256, 2050, 768, False, True)
     u = torch.empty(256, 2050, device="cuda", dtype=torch.bfloat16)
     y = multiply(a, b, b_turned=True, epilogue=GELU_AUX, aux=u)
-    torch.testing.assert_close(u, a @ b.T, rtol=0.02, atol=0.2)
-    torch.testing.assert_close(y, torch.nn.functional.gelu(u, approximate="tanh"), rtol=0.02, atol=0.02)
+    exact = a.double() @ b.double().T
+    for found, right in ((u, exact), (y, torch.nn.functional.gelu(exact, approximate="tanh"))):
+        assert float((found.double() - right).norm() / right.norm()) < 5e-3
 
 
 def test_recorded_it_has_the_bits_it_has_unrecorded():
