@@ -15,7 +15,8 @@ RUN/eval/gen.json holds flat rows; `row` says which kind:
   `evaluator_context`, `evaluator_bos`, `date`. Estimates have `_low` and `_high` beside them; null is what could not be
   measured.
 - `matched`: `gen_ppl` at `entropy` by interpolation `along` temperature or tau; `between_low` and `between_high` are
-  its two neighbours; null with `reach_low` and `reach_high` where the samples do not get there.
+  its two neighbours; null with `reach_low` and `reach_high` where the samples do not get there. `coherence` and its
+  bounds are read off on straight lines between those of the same two.
 """
 
 import datetime
@@ -298,7 +299,7 @@ def matches(rows: Rows, scored: Sequence[Scored], entropy: float | None) -> Rows
             if len(members) < 2 or any(rows[i][along] is None for i in members):
                 continue
             points = [_point(float(rows[i][along]), scored[i], rows[i]["entropy_length"]) for i in members]
-            found.append(_matched_row(rows[members[0]], along, other, points, entropy))
+            found.append(_matched_row([rows[i] for i in members], along, other, points, entropy))
     return found
 
 
@@ -308,14 +309,14 @@ def _point(at: float, scored: Scored, length: int) -> Point:
     return Point(at, scored.nats_N, scored.tokens_N.astype(np.float64), entropy_N)
 
 
-def _matched_row(
-    row: dict[str, Any], along: str, other: str, points: Sequence[Point], entropy: float
-) -> dict[str, Any]:
+def _matched_row(rows: Rows, along: str, other: str, points: Sequence[Point], entropy: float) -> dict[str, Any]:
     """The row of one curve."""
+    row = rows[0]
     kept = ("arm", "process", "steps", "sampler", "top_p", "remask", "guidance", "seed", "precision", "device", "n",
             "entropy_length", *(key for key in row if key.startswith("evaluator")), "date")  # fmt: skip
     found, span = matched(points, entropy), reach(points)
     low, high = found.between if found else (None, None)
+    pair = [one for at in (low, high) for one in rows if at is not None and one[along] == at]
     return {
         "row": "matched",
         **{key: row[key] for key in kept},
@@ -323,11 +324,21 @@ def _matched_row(
         other: row[other],
         "entropy": entropy,
         **(found.gen_ppl.flat("gen_ppl") if found else nothing("gen_ppl")),
+        **{key: _read_off(pair, key, entropy) for key in nothing("coherence")},
         "between_low": low,
         "between_high": high,
         "reach_low": span[0] if span else None,
         "reach_high": span[1] if span else None,
     }
+
+
+def _read_off(pair: Rows, key: str, entropy: float) -> float | None:
+    """A figure at an entropy, on the straight line between two rows; None where there is no such line."""
+    if len(pair) != 2 or any(row.get(key) is None for row in pair):
+        return None
+    a, b = pair
+    share = (entropy - a["entropy"]) / (b["entropy"] - a["entropy"])
+    return float(a[key] + share * (b[key] - a[key]))
 
 
 def _how(samples: Samples) -> str:

@@ -54,14 +54,15 @@ def _varies(rows: Rows, key: str) -> bool:
 
 
 def _matches(rows: Rows) -> str:
-    columns = [("", "arm"), ("", "steps"), ("", "entropy"), ("GenPPL", "value"), ("GenPPL", "95%"), ("", "between")]
+    columns = [("", "arm"), ("", "steps"), ("", "entropy"), ("GenPPL", "value"), ("GenPPL", "95%"), ("", "coherence"),
+               ("", "between")]  # fmt: skip
     body = []
     for row in rows:
         other = "tau" if row["along"] == "temperature" else "temperature"
         fixed = f" at {other} {row[other]:.3g}" if row[other] is not None else ""
         low, high = row["between_low"], row["between_high"]
         where = f"{row['along']} {low:.3g} and {high:.3g}{fixed}" if low is not None else _not_reached(row) + fixed
-        ppl = [_ppl(row["gen_ppl"]), _range(row, "gen_ppl")]
+        ppl = [_ppl(row["gen_ppl"]), _range(row, "gen_ppl"), _with_error(row, "coherence", 3)]
         body.append([row["arm"], _number(row["steps"]), f"{row['entropy']:.3f}", *ppl, where])
     return grid(columns, body)
 

@@ -175,6 +175,8 @@ def test_temperatures_give_genppl_at_equal_entropy(runs, trained_evaluator):
     assert (match["along"], match["between_low"], match["between_high"]) == ("temperature", 0.3, 1.0)
     assert match["gen_ppl"] == pytest.approx(math.sqrt(cold["gen_ppl"] * warm["gen_ppl"]))
     assert match["gen_ppl_low"] < match["gen_ppl"] < match["gen_ppl_high"]
+    for key in ("coherence", "coherence_low", "coherence_high"):
+        assert match[key] == pytest.approx((cold[key] + warm[key]) / 2) if cold[key] is not None else match[key] is None
     table = render_generation(rows)
     assert "temperature 0.3 and 1\n" in table
     out_of_reach, _ = measured([runs["mdlm"]], replace(plan, entropy=9.0), trained_evaluator)

@@ -1,0 +1,70 @@
+"""What the groups of a latent have to do with each other: texts with a row's own latent, and with groups of other rows.
+
+    python benchmarks/mixed_latents.py [RUN] [--samplers spaced,ancestral] [--steps 4,16] [--guidance 1.25]
+        [--temperatures 0.6,0.7] [--n 256] [--entropy 4.0523] [--length 98]
+
+RUN is an RMDM (default: the one that comes with the package). The rows' latents are drawn as always; in "mixed" group g
+of row i is that of row i + 7 g + 7. Under SmolLM2: GenPPL, entropy and coherence at each temperature, then GenPPL and
+coherence at one entropy.
+"""
+
+import argparse
+import itertools
+
+import torch
+
+from rmdm.evaluation.coherence import coherence
+from rmdm.evaluation.generation import Scorer, matches, text_figures
+from rmdm.hub import find_device, load_model
+from rmdm.request import Request
+
+APART = 7
+"""Rows between those that neighbouring groups are taken from."""
+
+
+def mixed(zt_BGd: torch.Tensor) -> torch.Tensor:
+    """Every group of another row."""
+    return torch.stack([zt_BGd[:, g].roll(-APART * (g + 1), 0) for g in range(zt_BGd.shape[1])], dim=1)
+
+
+def main() -> None:
+    """Print a line for each setting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("--samplers", default="spaced,ancestral")
+    parser.add_argument("--steps", default="4,16")
+    parser.add_argument("--guidance", type=float, default=1.25)
+    parser.add_argument("--temperatures", default="0.6,0.7")
+    parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--entropy", type=float, default=4.0523)
+    parser.add_argument("--length", type=int, default=98)
+    args = parser.parse_args()
+    device = find_device("auto")
+    model, evaluator = load_model(args.run, device), Scorer(None, device).evaluator
+    for sampler, steps in itertools.product(args.samplers.split(","), map(int, args.steps.split(","))):
+        how = {"n": args.n, "steps": steps, "sampler": sampler, "guidance": args.guidance}
+        own = model.write(Request(**how | {"steps": 1})).latents
+        assert own is not None
+        for name, latent in (("own", own), ("mixed", mixed(own))):
+            rows, scores = [], []
+            for temperature in map(float, args.temperatures.split(",")):
+                texts = model.write(Request(**how, temperature=temperature, latent=latent)).texts
+                scored = evaluator.score(texts)
+                figures = text_figures(scored, args.length, [None] * args.n, None, coherence(evaluator, scored.ids))
+                settings = {"arm": name, "process": "rmdm", "top_p": None, "remask": 0, "seed": 0, "tau": None}
+                kept = {"precision": "", "device": device.type, "date": "", "temperature": temperature}
+                rows.append(figures | how | settings | kept)
+                scores.append(scored)
+            found = matches(rows, scores, args.entropy)
+            for row in rows + found:
+                at = f"temperature {row['temperature']:g}" if row in rows else "equal entropy"
+                figures = [
+                    f"{key} {row[key]:.3f} ({row[f'{key}_low']:.3f} to {row[f'{key}_high']:.3f})"
+                    for key in ("gen_ppl", "coherence")
+                    if row.get(key) is not None
+                ]
+                print(f"{sampler}, {steps} steps, {name}, {at}: entropy {row['entropy']:.3f}", *figures, sep="; ")
+
+
+if __name__ == "__main__":
+    main()
