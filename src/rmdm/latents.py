@@ -109,10 +109,16 @@ class Latents:
         if latent.independent or (pattern.x_L == self.tokenizer.mask_id).all():
             return drawn
         given = request.given or latent.given or "null"
-        if given == "null" and (latent.dropout == 0 or request.guidance not in (None, 1)):
-            why = "latent.dropout=0 never taught it" if latent.dropout == 0 else f"guidance={request.guidance} forbids"
-            others = ", ".join(other for other in GIVEN if other != "null")
-            raise ConfigError(f"given='null' writes without a latent, which {why}; use {others}")
+        others = ", ".join(other for other in GIVEN if other != "null")
+        if given == "null" and latent.dropout == 0:
+            raise ConfigError(
+                f"given='null' writes without a latent, which latent.dropout=0 never taught it; use {others}"
+            )
+        if given == "null" and request.guidance not in (None, 1):
+            raise ConfigError(
+                f"guidance={request.guidance} weighs the latent, and the text goes on from what is given without one "
+                f"(given='null'); use given={others}, or guidance=1"
+            )
         if given in ("encode", "resample") and not self.text_given(pattern).any():
             return drawn
         if given == "resample":

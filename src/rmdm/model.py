@@ -180,6 +180,9 @@ class Model:
         settings, pattern = self.settings(request), self.pattern(request)
         if choice.by == "null":
             settings = replace(settings, guidance=1.0)
+            without = self.config.sample.null_temperature
+            if without is not None and request.temperature is None:
+                settings = replace(settings, temperature=without)
         if choice.reads:
             _ = self.latents.reader  # to load an encoder is not to write
         x_BL = torch.from_numpy(pattern.x_L).to(self.device).repeat(request.n, 1)

@@ -13,7 +13,7 @@ def validate(config: Config) -> None:
     model, train, data, optim = config.model, config.train, config.data, config.optim
     if config.name in ("", ".", "..") or set(config.name) & set("/\\\0"):
         raise ConfigError(f"name={config.name!r} is no name of a folder; use one without / and \\, such as 'first'")
-    tau = config.sample.latent_temperature
+    tau, without = config.sample.latent_temperature, config.sample.null_temperature
     infinity = float("inf")
     for name, value, low, high in [
         ("model.layers", model.layers, 1, 1000),
@@ -31,6 +31,7 @@ def validate(config: Config) -> None:
         ("train.sample_n", train.sample_n, 1, 10_000),
         ("sample.steps", config.sample.steps, *RANGES["steps"][:2]),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
+        ("sample.null_temperature", 1 if without is None else without, 1e-6, 1e6),
         ("sample.draws", config.sample.draws, *RANGES["draws"][:2]),
         ("sample.rounds", config.sample.rounds, *RANGES["rounds"][:2]),
         ("sample.guidance", config.sample.guidance, -1000, 1000),

@@ -400,8 +400,11 @@ def test_given_tokens_choose_where_the_latent_comes_from(zoo, tmp_path):
     done = {how: model.infill(text, 2, 3, given=how) for how in ("null", "prior", "encode", "resample")}
     assert [d.settings["latent"] for d in done.values()] == ["null", "prior", "encode", "resample"]
     assert done["null"].latents is None
-    guided = rmdm.load(save_release(tmp_path / "guided", "rmdm", sample__guidance=1.5), "cpu")
-    assert [guided.infill(text, given=how).settings["guidance"] for how in ("null", "prior")] == [1.0, 1.5]
+    own = {"sample__guidance": 1.5, "sample__temperature": 0.5, "sample__null_temperature": 0.75}
+    guided = rmdm.load(save_release(tmp_path / "guided", "rmdm", **own), "cpu")
+    ways = [guided.infill(text, given=how).settings for how in ("null", "prior")]
+    assert [(how["guidance"], how["temperature"]) for how in ways] == [(1.0, 0.75), (1.5, 0.5)]
+    assert guided.infill(text, given="null", temperature=2.0).settings["temperature"] == 2.0
     torch.testing.assert_close(done["prior"].latents, model.generate(2, 3).latents)
     assert (done["resample"].settings["draws"], done["resample"].settings["rounds"]) == (16, 32)
     few = model.infill(text, 2, 3, given="resample", draws=3, rounds=2).settings
@@ -482,7 +485,7 @@ def test_requests_that_no_model_could_meet(values, message):
         ("rmdm", {"between": ("anna", "tom", "cat")}, "between takes two"),
         ("rmdm", {"like": "ana"}, "'ana' is not in the model's vocabulary"),
         ("rmdm", {"like": "anna " * 17}, "like: 17 tokens do not fit"),
-        ("rmdm", {"given": "null", "prefix": "anna", "guidance": 2.0}, "given='null' writes without a latent"),
+        ("rmdm", {"given": "null", "prefix": "anna", "guidance": 2.0}, "guidance=2.0 weighs the latent"),
         ("firm", {"given": "null", "prefix": "anna"}, "given='null' writes without a latent, which latent.dropout=0"),
         ("firm", {"guidance": 2.0}, "guidance=2.0 needs a model that also learnt to do without its latent"),
         ("indep", {"like": "anna"}, r"tiny-rmdm was trained with latents that have nothing to do with its texts"),
