@@ -288,8 +288,8 @@ class SampleConfig:
     temperature: float = 1.0
     """Divides the logits."""
     null_temperature: float | None = None
-    """The same where tokens are given and the text is written without a latent (`latent.given: null`), as a guided model
-    wants less noise with one; null: `temperature`."""
+    """The same where tokens are given and the text is written without a latent (`latent.given: null`); null:
+    `temperature`, which suits texts that are led by one."""
     latent_temperature: float | Literal["paper"] = 1.0
     """tau: the latent is drawn from N(0, tau^2 I). 1 is the prior that training matches; `paper` is the narrower
     1 / sqrt(1 + sigma^2), which leaves out the noise of training."""
