@@ -67,7 +67,7 @@ def points(axes: list[str], *, small: bool) -> Iterator[tuple[str, str, int, str
 
 def measure(axis: str, what: str, value: int, process: str, device: torch.device, args: argparse.Namespace) -> Row:
     """Seconds of a request or a training step, and the most memory held."""
-    size = find_size("tiny" if args.small else args.size)
+    size = find_size(size_named(args))
     if what == "ranks":
         return {"seconds": seconds_of_ranks(value, small=args.small), "peak_bytes": None}
     if what in ("length", "vocab"):
@@ -82,6 +82,11 @@ def measure(axis: str, what: str, value: int, process: str, device: torch.device
     steps = value if what == "steps" else min(STEPS, size.length)
     row = bench(model.writer(), model.config, steps, batch, 1)
     return {"seconds": row["seconds"], "peak_bytes": row["peak_bytes"], "tokens": batch * size.length}
+
+
+def size_named(args: argparse.Namespace) -> str:
+    """What the flags ask for."""
+    return "tiny" if args.small else args.size
 
 
 @lru_cache(maxsize=1)
@@ -129,7 +134,8 @@ def measure_all(args: argparse.Namespace) -> None:
         raise SystemExit(f"--axes {unknown[0]} is unknown; use some of {','.join(AXES)}")
     for axis, what, value, process in points(axes, small=args.small):
         on = "cpu" if what == "ranks" else device_name(device)
-        key = {"axis": axis, "what": what, "value": value, "process": process, "device": on, "size": args.size}
+        size = "storyworld-mini" if what == "ranks" else size_named(args)
+        key = {"axis": axis, "what": what, "value": value, "process": process, "device": on, "size": size}
         if any(key.items() <= row.items() for row in rows):
             continue
         try:
@@ -147,13 +153,14 @@ def measure_all(args: argparse.Namespace) -> None:
 
 
 def plot_all(args: argparse.Namespace) -> None:
-    """One picture an axis: seconds, and memory where it was measured."""
+    """One picture an axis, size and machine: seconds, and memory where it was measured."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator
 
     rows: list[Row] = json.loads(Path(args.file).read_text(encoding="utf-8"))
-    for axis in dict.fromkeys(row["axis"] for row in rows):
-        own = [row for row in rows if row["axis"] == axis]
+    sets = list(dict.fromkeys((row["axis"], row["size"], row["device"]) for row in rows))
+    for axis, size, device in sets:
+        own = [row for row in rows if (row["axis"], row["size"], row["device"]) == (axis, size, device)]
         has_memory = any(row["peak_bytes"] for row in own)
         figure, panes = plt.subplots(1, 1 + has_memory, figsize=(4 * (1 + has_memory), 3), squeeze=False)
         for process in dict.fromkeys(row["process"] for row in own):
@@ -176,9 +183,10 @@ def plot_all(args: argparse.Namespace) -> None:
             pane.minorticks_off()
             pane.grid(visible=True, alpha=0.3)
             pane.legend()
-        figure.suptitle(f"{axis.replace('-', ', ')}: {own[0]['size']}, {own[0]['device']}", fontsize=10)
+        figure.suptitle(f"{axis.replace('-', ', ')}: {size}, {device}", fontsize=10)
         figure.tight_layout()
-        target = Path(args.folder) / f"growth-{axis}.svg"
+        place = [axis] if [one for one, *_ in sets].count(axis) == 1 else [axis, size, device.replace(" ", "-")]
+        target = Path(args.folder) / f"growth-{'-'.join(place)}.svg"
         figure.savefig(target)
         plt.close(figure)
         print(target)

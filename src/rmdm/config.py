@@ -79,6 +79,11 @@ class DataConfig:
     workers: int | None = None
     """Tokenising processes; default one a core."""
 
+    @property
+    def world(self) -> Literal["mini", "full"] | None:
+        """The storyworld that the text is of, if it is."""
+        return self.storyworld if self.path is None and self.dataset is None else None
+
 
 @dataclass(kw_only=True, config=STRICT)
 class ModelConfig:

@@ -262,7 +262,7 @@ def run_presets(runs: Sequence[tuple[Config, Path]], resume: str, show: Show) ->
         if outcomes[-1].get("exit"):
             return outcomes[-1]
     whole = outcomes[0] if len(runs) == 1 else {"runs": outcomes}
-    stories = [out for config, out in runs if config.data.storyworld and not config.data.path]
+    stories = [out for config, out in runs if config.data.world is not None]
     if stories and is_main():
         whole["stories"] = measure_stage(stories, show)
         whole["report"] = report_stage(stories, show)

@@ -43,6 +43,8 @@ PROPOSED, ROUNDS, TIMES = 8, 3, 8
 AHEAD = 500_000
 """Cycles the GPU waits before it is timed, in which the host starts all that is to be timed: it takes longer to start a
 small product than the GPU takes for one."""
+SUMMED = 2**24
+"""Numbers that are summed at a time when two results are compared."""
 WORTH_IT = 0.98
 """Of the first kernel's time, what another may take at most to be preferred."""
 LOCK = RLock()
@@ -94,7 +96,10 @@ class Product:
             proposed = self._proposed(aux)
             kernel = proposed[0]
             if not torch.cuda.is_current_stream_capturing():
-                kernel = self.kernel = self._chosen(proposed, out, aux, workspace)
+                try:
+                    kernel = self.kernel = self._chosen(proposed, out, aux, workspace)
+                except torch.cuda.OutOfMemoryError:
+                    self.kernel = kernel
         self._prepared(kernel, a, b, out, aux, workspace)()
         return out
 
@@ -102,10 +107,7 @@ class Product:
     def _chosen(self, proposed: Sequence[Kernel], out: Tensor, aux: Tensor | None, workspace: Tensor) -> Kernel:
         """The fastest of those that give the bits of the first; leaves its last result in `out`."""
         random = torch.Generator(device=out.device).manual_seed(0)
-        try:
-            a, b = (torch.randn(size, device=out.device, dtype=torch.bfloat16, generator=random) for size in self.sizes)
-        except torch.cuda.OutOfMemoryError:
-            return proposed[0]
+        a, b = (torch.randn(size, device=out.device, dtype=torch.bfloat16, generator=random) for size in self.sizes)
         starts = [self._prepared(kernel, a, b, out, aux, workspace) for kernel in proposed]
         first = _bits(starts[0], out)
         same = [0, *(k for k in range(1, len(starts)) if _gives(starts[k], out, first))]
@@ -274,8 +276,11 @@ def _bits(start: Callable[[], None], out: Tensor) -> Tensor:
     """Checksums of the rows and columns that a kernel writes, all of which are to be new."""
     out.fill_(float("nan"))
     start()
-    bits = out.view(torch.int16)
-    return torch.cat((bits.sum(0, dtype=torch.int64), bits.sum(1, dtype=torch.int64)))
+    # Torch widens what it sums before it does: all at once that would be four times the product's own size.
+    parts = out.view(torch.int16).split(max(1, SUMMED // out.shape[1]))
+    columns = sum(part.sum(0, dtype=torch.int64) for part in parts)
+    assert isinstance(columns, Tensor)
+    return torch.cat((columns, *(part.sum(1, dtype=torch.int64) for part in parts)))
 
 
 def _gives(start: Callable[[], None], out: Tensor, expected: Tensor) -> bool:

@@ -84,10 +84,10 @@ def consistency(
 
 def storyworld_of(model: Model) -> str:
     """The storyworld a model was trained on; raises `ConfigError` where it was another text."""
-    data = model.config.data
-    if data.storyworld is None or data.path is not None or data.dataset is not None:
+    world = model.config.data.world
+    if world is None:
         raise ConfigError(f"{model.config.name} was not trained on storyworld, so its stories cannot be checked")
-    return data.storyworld
+    return world
 
 
 def latents_of_rows(model: Model, z_nGK: np.ndarray, seed: int = 0) -> Tensor:

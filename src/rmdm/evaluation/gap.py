@@ -229,7 +229,7 @@ def measure_runs(
         def measure(model: Model = model, part: ScoredRows = part) -> Rows:
             show(f"measure: {model.config.name} fills blocks of {len(part):,} rows of {ref}, at once and in order")
             found = measure_gap(model, part, blocks=blocks, orders=orders, seed=seed)
-            if part.name == HELD_OUT and model.config.data.storyworld is not None and model.config.data.path is None:
+            if part.name == HELD_OUT and model.config.data.world is not None:
                 if part.fingerprint not in laws:  # the same beside every run on these stories
                     show("measure: the same blocks by the exact law of the stories")
                     laws[part.fingerprint] = measure_law(model, part, blocks=blocks, seed=seed)
@@ -268,7 +268,7 @@ def measure_gap(
 
 def measure_law(model: Model, rows: ScoredRows, *, blocks: Sequence[int] = BLOCKS, seed: int = SEED) -> Rows:
     """The rows of storyworld's own law."""
-    size = model.config.data.storyworld
+    size = model.config.data.world
     assert size is not None
     few = rows.at_most(EXACT_ROWS)
     exact = exact_gaps(story_marginals(model, few, size), few.text_NL, fitting(blocks, few), seed=seed)

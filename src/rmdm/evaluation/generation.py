@@ -130,7 +130,9 @@ def measure_generation(runs: Sequence[Path], plan: Plan, scorer: Scorer, show: S
     show(f"gen: the evaluator is {scorer.place.name}")
     for run, model in zip(runs, models, strict=True):
         facts = model_identity(model.folder, scorer.device)
-        asked = {**facts, "evaluator": scorer.signature, "corpus": corpus_facts(model)}
+        # What the plan leaves open, the model's own settings say, which a finished run may change.
+        asked = {**facts, "sample": asdict(model.config.sample)}
+        asked |= {"evaluator": scorer.signature, "corpus": corpus_facts(model)}
         asked |= {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()}
         del asked["anyway"]
 
@@ -143,8 +145,7 @@ def measure_generation(runs: Sequence[Path], plan: Plan, scorer: Scorer, show: S
 
 def refuse_stories(model: Model, plan: Plan) -> None:
     """Stories have an exact measure, and no evaluator's opinion stands in for it unasked."""
-    data = model.config.data
-    if data.storyworld and not data.path and not plan.anyway:
+    if model.config.data.world is not None and not plan.anyway:
         raise ConfigError(
             f"{model.config.name} writes storyworld stories, which 'rmdm eval stories' measures exactly; use that, or "
             "add --anyway for an evaluator's opinion"

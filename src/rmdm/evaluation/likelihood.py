@@ -101,7 +101,7 @@ def measure_runs(
             part = opened[run, ref]
             asked = {
                 **model_identity(model.folder, device), "set": ref, "text": part.fingerprint, "rows": len(part),
-                "draws": draws, "seed": seed,
+                "draws": draws, "seed": seed, "tau": model.config.sample.latent_temperature,
             }  # fmt: skip
 
             def measure(model: Model = model, part: ScoredRows = part) -> Rows:
@@ -149,8 +149,8 @@ def measure_set(
         out += [about | to_json(scored, scored.rows or rows, pad, model.backbone.causal) for pad in kept]
         if out[-1]["nats"] is not None:
             show(f"  {what(out[-1])}: {out[-1]['nats']:.4f} nats a token")
-    if rows.name == HELD_OUT and config.data.storyworld is not None and config.data.path is None:
-        law = true_law(model, rows, config.data.storyworld)
+    if rows.name == HELD_OUT and config.data.world is not None:
+        law = true_law(model, rows, config.data.world)
         exact = {"arm": TRUE_LAW, "process": None, "precision": "float64", "device": "cpu"}
         out += [about | exact | to_json(law, rows, pad, True) for pad in pads]
     return out

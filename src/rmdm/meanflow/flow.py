@@ -84,6 +84,10 @@ class Flow:
     recorded: dict[str, Recorded] = field(default_factory=dict, repr=False, compare=False)
     """Networks as CUDA graphs, by what they are for."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: graphs are recorded anew."""
+        return vars(self) | {"recorded": {}}
+
     @property
     def device(self) -> torch.device:
         """Where it computes."""

@@ -117,8 +117,8 @@ def bounds_table(arms: Sequence[Arm], pad: str | None) -> Table | None:
     notes = [
         f"{spoken(first, 'source')}; {plural(spoken(first, 'rows'), 'row')}, {plural(spoken(first, 'draws'), 'draw')} "
         f"a row, 95% over {independent(first)}; {circumstances(first)}.",
-        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM the least of three valid bounds on its own "
-        f"law: KL at τ = 1, latent drawn at τ = 1, best of q_a (a chosen on other rows).{''.join(named)}",
+        "To compare: exact for AR, the bound for MDLM and SEDD, for RMDM a valid bound on its own law: best of q_a, "
+        f"whose a was chosen on other rows, or without that the less of KL and latent drawn, at τ = 1.{''.join(named)}",
     ]
     if any("conditional" in found for _, found in lines):
         notes.append(
@@ -208,7 +208,7 @@ def zero_shot_tables(arms: Sequence[Arm]) -> list[Part]:
     every = [row for arm in arms for row in arm.rows["ppl"] if row["set"] != HELD_OUT]
     notes = [f"95% over {independent(every)}; {circumstances(every)}."]
     if any(arm.config.process == "rmdm" for arm in arms):
-        notes.append("Of an RMDM, the least of the valid bounds that were named above.")
+        notes.append("Of an RMDM, the bound to compare that was named above.")
     title = "Zero-shot perplexity (the paper's Table 3)"
     return [Table(title, columns, rows, [*notes, *best_note(rows)]), bytes_table(arms)]
 

@@ -52,7 +52,7 @@ class Arm:
     @property
     def is_story(self) -> bool:
         """Whether it writes storyworld's stories, which have an exact measure."""
-        return self.config.data.storyworld is not None and self.config.data.path is None
+        return self.config.data.world is not None
 
     @property
     def is_causal(self) -> bool:

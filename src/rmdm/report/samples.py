@@ -7,7 +7,7 @@ RUN/eval/report-samples.json.
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +137,18 @@ def is_own(arm: Arm, asked: Mapping[str, Any], tau: float | None) -> bool:
     """Whether samples were drawn as the arm does where nothing else is asked for."""
     sample = arm.config.sample
     sampler = {"sedd": "analytic", "ar": "ar"}.get(arm.config.process, "ancestral")
-    own = {"temperature": sample.temperature, "seed": SEED, "top_p": 1.0, "remask": 0.0}
+    own = {"temperature": sample.temperature, "seed": SEED, "top_p": 1.0, "remask": 0.0, "guidance": own_guidance(arm)}
     is_plain = all(asked.get(name, value) == value for name, value in own.items())
     is_plain = is_plain and asked.get("sampler") in (sampler, sample.sampler)
     is_plain = is_plain and (arm.tau is None or tau is None or abs(tau - arm.tau) < 1e-6)
     return is_plain and (arm.weights is None or asked.get("weights") == arm.weights)
+
+
+def own_guidance(arm: Arm) -> float:
+    """As the arm writes where nothing else is asked for: only who learnt to do without the latent can be led by it."""
+    latent = arm.config.latent
+    is_led = arm.config.process == "rmdm" and latent.dropout > 0 and not latent.independent
+    return arm.config.sample.guidance if is_led else 1.0
 
 
 def first_texts(path: Path) -> list[str]:
@@ -162,9 +169,10 @@ def drawn_texts(arm: Arm, steps: Sequence[int], device: str) -> dict[int, list[s
     where = find_device(device)
     if arm.model is None or size is None:
         return {}
-    work = 2 * size * arm.config.data.length * TEXTS * sum(steps) * (2 if arm.config.sample.guidance != 1 else 1)
+    work = 2 * size * arm.config.data.length * TEXTS * sum(steps) * (2 if own_guidance(arm) != 1 else 1)
     path = arm.run / "eval" / "report-samples.json"
-    asked = {"weights": arm.weights, "steps": list(steps), "n": TEXTS, "seed": SEED}
+    drawn_with = {"weights": arm.weights, "sample": asdict(arm.config.sample)}
+    asked = {**drawn_with, "steps": list(steps), "n": TEXTS, "seed": SEED}
     rows: list[Row] | None = read_record(path, asked)
     if rows is None and work > BUDGET[where.type]:
         return {}
@@ -191,8 +199,8 @@ def texts_of(arm: Arm, steps: int, texts: Sequence[str]) -> Texts:
     """Texts with what can be said of them."""
     how = "one token a step" if arm.is_causal else f"{steps} steps, seed {SEED}"
     verdicts: list[tuple[bool, str]] = []
-    size = arm.config.data.storyworld
-    if arm.is_story and size is not None:
+    size = arm.config.data.world
+    if size is not None:
         from rmdm.data.storyworld import storyworld
 
         world = storyworld(size)

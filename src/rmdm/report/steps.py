@@ -52,13 +52,14 @@ def track(
     show: Callable[[float | None], str],
     *,
     is_compared: bool = True,
+    higher: bool = False,
 ) -> Track:
     """A figure with `_low` and `_high` beside it, against steps."""
     cells: dict[int, tuple[Cell, Spread | None]] = {}
     for row in rows:
         value, low, high = (row.get(name) for name in (key, f"{key}_low", f"{key}_high"))
         cells[row["steps"]] = (estimate(value, low, high, show), None if value is None else (value, low, high))
-    return Track(name_cell(arm, label), metric, cells, is_compared=is_compared)
+    return Track(name_cell(arm, label), metric, cells, is_compared=is_compared, higher=higher)
 
 
 def spread_points(rows: Sequence[Row], x: str, y: str, label: str | None = None) -> list[Point]:

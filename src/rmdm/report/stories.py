@@ -111,7 +111,7 @@ def true_stories_row(arms: Sequence[Arm]) -> Row | None:
     """The generator's own stories, measured in the same way; copies are not looked for."""
     from rmdm.evaluation.stories import StoryRow, measure_stories, true_stories
 
-    sizes = {arm.config.data.storyworld for arm in arms}
+    sizes = {arm.config.data.world for arm in arms}
     size = sizes.pop()
     if sizes or size is None:
         return None

@@ -113,7 +113,8 @@ class Denoiser:
         at_N, null_ND, (R, L) = ask.at_N, None, ask.x_RL.shape
         if self.both is not None:
             last = len(self.both[0]) - 1
-            rows_R = ask.rows_R if ask.rows_R is not None else torch.arange(R, device=self.device).clamp_(max=last - 1)
+            rows_R = ask.rows_R if ask.rows_R is not None else torch.arange(R, device=self.device)
+            rows_R = rows_R.clamp(max=last - 1)  # one condition may be for all rows
             twice_R = torch.cat([rows_R, torch.full_like(rows_R, last)])
             x_RL, t_R = ask.x_RL.repeat(2, 1), ask.t_R.repeat(2) if ask.t_R is not None else None
             twice_N, count_R = torch.cat([at_N, at_N + R * L]), np.tile(ask.count_R, 2)

@@ -56,9 +56,8 @@ class LatentSource:
             return scale * noise_BGK
         start_BGD, eps_BGd = noise_BGK.split((latent.dim, latent.project), dim=-1)
         sigma, scale = (0.0, 1.0) if tau == "paper" else (latent.sigma, scale)
-        rows = DRAW_ROWS if start_BGD.is_cuda else None
         with torch.autocast(start_BGD.device.type, enabled=False):  # the flow chooses its own precision
-            e_BGD = in_blocks(self.flow.to_embedding, scale * start_BGD, rows).to(eps_BGd.device)
+            e_BGD = to_embedding(self.flow, scale * start_BGD).to(eps_BGd.device)
             seen_BGd = (e_BGD.double() @ latent.matrix.T.double()).float()  # no row rounds by how many there are
             return (seen_BGd + sigma * eps_BGd) / math.sqrt(1 + latent.sigma**2)
 
@@ -140,8 +139,8 @@ class LatentReader:
         z_BGD = slerp(self.flow.to_latent(a_BGD), self.flow.to_latent(b_BGD), weight)
         if self.gives_z0:
             return z_BGD
-        lost_a, lost_b = (e - self.flow.to_embedding(self.flow.to_latent(e)) for e in (a_BGD, b_BGD))
-        return self.flow.to_embedding(z_BGD) + (1 - weight) * lost_a + weight * lost_b
+        lost_a, lost_b = (e - to_embedding(self.flow, self.flow.to_latent(e)) for e in (a_BGD, b_BGD))
+        return to_embedding(self.flow, z_BGD) + (1 - weight) * lost_a + weight * lost_b
 
     def _sees_masks(self) -> bool:
         """Whether the encoder is handed the model's own ids, masks included, and not its text."""
@@ -155,6 +154,11 @@ class LatentReader:
             return piece
         token_N = (np.cumsum(kept_T) - 1)[piece.token_N]
         return Pieces(piece.ids_T[kept_T], token_N, piece.group_N, piece.weight_N)
+
+
+def to_embedding(flow: Flow, noise_BGD: Tensor) -> Tensor:
+    """Embeddings drawn from noise; on a GPU so many at a time that a row's does not depend on how many there are."""
+    return in_blocks(flow.to_embedding, noise_BGD, DRAW_ROWS if noise_BGD.is_cuda else None)
 
 
 def slerp(a_BGd: Tensor, b_BGd: Tensor, weight: float) -> Tensor:

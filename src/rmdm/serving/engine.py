@@ -333,8 +333,10 @@ class Engine:
                 wait_for(latent)
 
         began = time.monotonic()
-        self._guard(jobs, draw)
+        is_drawn = self._guard(jobs, draw)
         seconds = time.monotonic() - began
+        if not is_drawn:  # a GPU may tell of it only when it is waited for
+            return seconds
         drawn = [(job, latent) for job, latent in zip(jobs, found, strict=False) if self._is_in_range(job, latent)]
         self._group(drawn)
         return seconds

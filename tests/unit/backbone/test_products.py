@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from rmdm.backbone import products
+from rmdm.backbone import cublaslt, products
 from rmdm.backbone.cublaslt import DGELU, GELU, GELU_AUX, PLAIN, multiply
 from rmdm.backbone.products import Linear, Mlp, product
 
@@ -77,3 +77,15 @@ def test_whether_products_can_be_chosen_is_a_constant_to_what_is_compiled(monkey
     marked = torch.compiler.assume_constant_result(products.can_choose)
     function = torch.compile(lambda x: x + 1 if marked() else x, fullgraph=True, backend="eager")
     assert torch.equal(function(torch.zeros(3)), torch.ones(3))
+
+
+def test_kernels_are_told_apart_by_the_bits_of_one_number(monkeypatch):
+    monkeypatch.setattr(cublaslt, "SUMMED", 100)  # several parts
+    written, out = normal(37, 12).to(torch.bfloat16), torch.empty(37, 12, dtype=torch.bfloat16)
+    first = cublaslt._bits(lambda: out.copy_(written), out)
+    assert first.shape == (12 + 37,)
+    assert cublaslt._gives(lambda: out.copy_(written), out, first)
+    other = written.clone()
+    other[30, 7] *= 1.01
+    assert not cublaslt._gives(lambda: out.copy_(other), out, first)
+    assert not cublaslt._gives(lambda: out[:36].copy_(written[:36]), out, first), "what is not written is seen"

@@ -124,6 +124,21 @@ def test_another_precision_is_another_measurement(runs, trained_evaluator, monke
     assert sum("drawn before" in line for line in said) == 2, "texts of both precisions are kept"
 
 
+def test_a_models_other_settings_are_another_measurement(runs, trained_evaluator):
+    """A finished run takes over settings that need no training; the weights stay what they are."""
+    file = runs["mdlm"] / "model.json"
+    saved = file.read_text()
+    model = json.loads(saved)
+    measured([runs["mdlm"]], SMALL, trained_evaluator)
+    try:
+        model["config"]["sample"]["temperature"] = 0.25
+        file.write_text(json.dumps(model))
+        rows, _ = measured([runs["mdlm"]], SMALL, trained_evaluator)
+    finally:
+        file.write_text(saved)
+    assert [row["temperature"] for row in rows if row["row"] == "model"] == [0.25, 0.25]
+
+
 def test_an_autoregressive_model_has_one_row(runs, trained_evaluator):
     rows, _ = measured([runs["ar"]], SMALL, trained_evaluator)
     assert [(row["row"], row.get("steps")) for row in rows] == [("held-out", None), ("model", 96)]

@@ -1,13 +1,16 @@
 """A trained flow: there and back, the same draws for a seed, and files that are whole or refused by name."""
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rmdm.backbone.recording import Recorded
 from rmdm.errors import CheckpointError
 from rmdm.meanflow import flow as flows
 from rmdm.meanflow.affine import Affine
@@ -256,3 +259,12 @@ def test_the_matmul_setting_is_put_back():
     with pytest.raises(RuntimeError):
         full_flow().to_latent(torch.zeros(2, G + 1, D))
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda flow: pickle.loads(pickle.dumps(flow))])
+def test_a_flow_that_has_drawn_can_be_copied(copied):
+    flow = full_flow()
+    flow.recorded["net"] = Recorded(flow.net)  # as on a GPU
+    other = copied(flow)
+    assert other.recorded == {}
+    assert torch.equal(other.draw(3, 0), flow.draw(3, 0))

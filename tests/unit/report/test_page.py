@@ -302,6 +302,16 @@ def test_the_headline_compares_at_equal_entropy(full, tmp_path):
     assert "no difference beyond the intervals" in text.split("\n\n")[1]
 
 
+def test_of_coherence_the_most_is_best(tmp_path):
+    runs = []
+    for kind, value in (("mdlm", 0.1), ("rmdm", 0.3)):
+        rows = [row | around("coherence", value) if row["row"] == "matched" else row for row in gen_rows(kind)]
+        runs.append(make_run(tmp_path / kind, kind, gen=rows))
+    lines = table_of(write_report(runs, tmp_path / "report").markdown, "GenPPL at equal entropy")
+    bold = {cells_of(line)[0]: "**" in line for line in lines if "coherence" in line}
+    assert bold == {"wiki-small-mdlm": False, "wiki-small-rmdm": True}
+
+
 def test_figures_of_training_say_that_they_are_no_bounds(full):
     _, _, *lines = table_of(full.markdown, "The end of training")
     assert [line.count("(no bound)") for line in lines] == [0, 2, 0]

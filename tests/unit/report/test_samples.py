@@ -1,12 +1,13 @@
 """Texts side by side: those that were drawn for figures, or a few drawn now."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from rmdm.report import samples
 from rmdm.report.read import read_arms, signature
-from rmdm.report.samples import SideBySide, drawn_texts, kept_texts, samples_section
+from rmdm.report.samples import SideBySide, drawn_texts, kept_texts, own_guidance, samples_section
 from tests.release import save_release
 
 
@@ -28,9 +29,20 @@ def test_texts_of_the_arms_own_settings_and_weights_are_taken(tmp_path):
     keep(run, 16, "seeded", seed=3)
     keep(run, 4, "sure", sampler="entropy")
     keep(run, 2, "narrow", top_p=0.9)
+    keep(run, 12, "led", guidance=3.0)
     keep(run, 32, "old", weights=[1, 2])
     (arm,) = read_arms([run])
     assert kept_texts(arm) == {8: ["own 0", "own 1", "own 2"]}
+
+
+def test_guidance_is_the_arms_own(tmp_path):
+    run = save_release(tmp_path / "run", "rmdm")
+    (arm,) = read_arms([run])
+    assert own_guidance(arm) == arm.config.sample.guidance == 1.0
+    led = replace(arm.config, sample=replace(arm.config.sample, guidance=3.0))
+    assert own_guidance(replace(arm, config=led)) == 3.0
+    assert own_guidance(replace(arm, config=replace(led, process="mdlm"))) == 1.0
+    assert own_guidance(replace(arm, config=replace(led, latent=replace(led.latent, dropout=0.0)))) == 1.0
 
 
 def test_arms_are_shown_at_equal_steps_and_seeds(tmp_path):
@@ -58,9 +70,9 @@ def test_what_was_drawn_is_kept_until_the_weights_change(tmp_path):
     saved["rows"][0]["texts"] = ["kept"]
     kept.write_text(json.dumps(saved))
     assert drawn_texts(arm, [4], "cpu") == {4: ["kept"]}
-    saved["asked"]["weights"] = [1, 2]
-    kept.write_text(json.dumps(saved))
-    assert drawn_texts(arm, [4], "cpu") == first
+    for name, other in (("weights", [1, 2]), ("sample", {"temperature": 0.1})):
+        kept.write_text(json.dumps(saved | {"asked": saved["asked"] | {name: other}}))
+        assert drawn_texts(arm, [4], "cpu") == first
 
 
 def test_nothing_is_drawn_that_would_take_long(tmp_path, monkeypatch):

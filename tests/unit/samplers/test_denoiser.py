@@ -82,7 +82,7 @@ def test_modulations_are_made_once_and_the_network_runs_once_a_call(latent_model
 @pytest.mark.parametrize("block", [None, 4])
 def test_a_guided_call_is_one_run_of_twice_the_rows(latent_model, x_BL, rows, subset, block, monkeypatch):
     monkeypatch.setattr(denoiser, "FEW_GROUPS", 1)
-    c_BGC, rows_R = condition(latent_model, rows), torch.tensor([3, 1]) % rows if subset else None
+    c_BGC, rows_R = condition(latent_model, rows), torch.tensor([3, 1]) if subset else None
     x_RL, runs, run = x_BL[:2] if subset else x_BL, [], Denoiser._run
     monkeypatch.setattr(Denoiser, "_run", lambda self, x, *rest: runs.append(len(x)) or run(self, x, *rest))
     found = []

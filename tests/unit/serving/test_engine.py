@@ -289,6 +289,25 @@ def test_latents_that_a_temperature_makes_too_large_are_refused_alone(models, en
     assert str(error).startswith("latent_temperature=900 draws latents beyond 1000, or NaN; use a lower one")
 
 
+def test_who_hears_that_a_draw_failed_is_not_written(models, engine, monkeypatch):
+    """As on a GPU, which may tell of it only when it is waited for."""
+    bad = Client(models["rmdm"], {"seed": 1, "steps": 4})
+
+    def fails(latent: Any) -> None:
+        raise DataError("the device failed")
+
+    monkeypatch.setattr("rmdm.serving.engine.wait_for", fails)
+    engine.submit([bad.job])
+    engine.start()
+    assert isinstance(bad.wait().error, DataError)
+    good = Client(models["mdlm"], {"seed": 1, "steps": 4})  # draws nothing
+    monkeypatch.undo()
+    engine.submit([good.job])
+    good.done()
+    assert [event.kind for event in bad.events] == ["error"]
+    assert (engine.counts.jobs, engine.counts.failed) == (1, 1)
+
+
 def test_a_small_request_passes_a_large_one_for_which_there_is_no_room(models, engine):
     order: list[str] = []
     long = Client(models["mdlm"], {"n": 4, "seed": 1, "steps": 2000}, steps=True)
