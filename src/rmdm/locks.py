@@ -9,24 +9,25 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: Callable[[str], None]) -> Generator[None]:
+def locked(path: Path, busy: Callable[[str], None], *, shared: bool = False) -> Generator[None]:
     """Hold the file `path`, which is made for it and goes again; go on without where a file system has no locks.
 
     If another process holds it, `busy` is called with that process in words, as far as it is known. It raises, or this
-    waits. What a kill leaves of the file holds nothing.
+    waits. Those who share it hold it together. What a kill leaves of the file holds nothing.
     """
-    handle = _take(path, busy)
+    handle = _take(path, busy, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
         yield
     finally:
         if handle is not None:
             with contextlib.suppress(OSError):
-                if _is_at(handle, path):  # not where the folder was removed, and perhaps made again by another
+                is_last = not shared or _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_last and _is_at(handle, path):  # not where the folder was removed, and perhaps made again
                     path.unlink()
             os.close(handle)
 
 
-def _take(path: Path, busy: Callable[[str], None]) -> int | None:
+def _take(path: Path, busy: Callable[[str], None], how: int) -> int | None:
     """The open file, locked; None where that cannot be."""
     while True:
         try:
@@ -35,10 +36,10 @@ def _take(path: Path, busy: Callable[[str], None]) -> int | None:
             return None  # a folder that cannot be written: whoever must write there will say so
         with contextlib.ExitStack() as unused:
             unused.callback(os.close, handle)
-            is_mine = _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_mine = _lock(handle, how | fcntl.LOCK_NB)
             if is_mine is False:
                 busy(os.pread(handle, 200, 0).decode(errors="replace") or "its number is not known")
-                is_mine = _lock(handle, fcntl.LOCK_EX)
+                is_mine = _lock(handle, how)
             if is_mine is None:
                 return None
             if _is_at(handle, path):  # else who held it has removed it when letting go; there may be another now

@@ -34,6 +34,33 @@ def own(out: Path, device: str) -> Generator[None]:
         yield
 
 
+@contextmanager
+def own_reading(config: Config) -> Generator[None]:
+    """Hold the run whose flow is used, if it is another, against being trained meanwhile."""
+    from rmdm.training.distributed import world
+    from rmdm.training.guards import unchanged
+
+    if not needs_latents(config) or config.latent.flow is None:
+        yield
+        return
+    with world(torch_device(config.train.device).type) as here, unchanged(Path(config.latent.flow), here):
+        yield
+
+
+def with_own_flow(config: Config, out: Path, show: Show) -> Config:
+    """The config with what its run's flow was made with, which only `rmdm align` and `rmdm run` change."""
+    from rmdm.meanflow.align import flow_changes
+
+    flow = out / "flow"
+    if not ((flow / "config.yaml").is_file() and (flow / "flow.json").is_file()):
+        return config
+    changes = flow_changes(flow, config)
+    if changes and is_main():
+        kept = ", ".join(f"meanflow.{name}={had} (not {asked})" for name, (had, asked) in changes.items())
+        show(f"train: the flow of {out} keeps what it was made with, {kept}; 'rmdm align {quote(str(out))}' changes it")
+    return dataclasses.replace(config, meanflow=load_config(flow).meanflow)
+
+
 def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcome:
     """Tokenise the corpus; ranks of `torchrun` share the work. A run directory, if named, gets the resolved config."""
     from rmdm.data.prepare import prepare
@@ -56,7 +83,7 @@ def prepare_stage(config: Config, show: Show, out: Path | None = None) -> Outcom
 
 def train_stage(config: Config, out: Path, resume: str, show: Show, verb: str = "train") -> Outcome:
     """Train on prepared shards, alone or as one rank of `torchrun`."""
-    with own(out, config.train.device):
+    with own(out, config.train.device), own_reading(config):
         return train_here(config, out, resume, show, verb)
 
 
@@ -71,6 +98,8 @@ def train_here(config: Config, out: Path, resume: str, show: Show, verb: str) ->
     from rmdm.training.renew import renew
     from rmdm.training.resume import find_finished
 
+    if needs_latents(config) and config.latent.flow is None:
+        config = with_own_flow(config, out, show)
     data_dir = shard_dir(config.data)
     if not (data_dir / "manifest.json").is_file():
         raise DataError(f"{data_dir} holds no token shards; make them with 'rmdm prepare', or use 'rmdm run'")
@@ -82,8 +111,10 @@ def train_here(config: Config, out: Path, resume: str, show: Show, verb: str) ->
         device = torch_device(config.train.device)
         latents = open_stage_one(config, stage_one_run(config, out), data_dir, corpus.tokenizer, device)
     task = LanguageTask(config, corpus, verb, latents)
-    if is_main():
-        mend_exchange(out)
+    with world("cpu") as here:
+        if here.is_main:
+            mend_exchange(out)
+        here.barrier()
     finished = find_finished(task, out, resume)
     if finished is not None:
         with world("cpu") as here:

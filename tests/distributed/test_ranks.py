@@ -136,7 +136,7 @@ def test_all_ranks_hold_a_run_or_all_are_refused(shards, tmp_path):
     with taken(out):
         refused = warm.run(HOLD, str(out), ranks=2)
         assert refused.returncode == 0, refused.stderr
-        assert refused.stdout.count("run is being trained by another process (pid 4711 on elsewhere)") == 2
+        assert refused.stdout.count("run is in use by another process (pid 4711 on elsewhere)") == 2
         assert rmdm(*command, ranks=2, check=False).returncode == 2
         assert [path.name for path in out.iterdir()] == [".lock"], "nothing was written"
     assert warm.run(HOLD, str(out), ranks=2).stdout == "held\n" * 2

@@ -163,11 +163,11 @@ def test_a_run_that_another_process_trains_is_left_alone(shards, tmp_path):
         refused = rmdm(verb, "storyworld-mini", *flags(shards), "--out", str(out), check=False)
         assert refused.returncode == 2
         assert refused.stderr == (
-            f"rmdm: {out} is being trained by another process (pid {process.pid} on {socket.gethostname()}); "
+            f"rmdm: {out} is in use by another process (pid {process.pid} on {socket.gethostname()}); "
             "wait for it, end it, or choose another --out\n"
         )
     refused = rmdm("align", "storyworld-mini", *flags(shards, encoder__name="none"), "--out", str(out), check=False)
-    assert "is being trained by another process" in refused.stderr
+    assert "is in use by another process" in refused.stderr
     assert files(out) == before
     process.send_signal(signal.SIGKILL)
     process.communicate()

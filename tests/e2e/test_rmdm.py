@@ -155,9 +155,15 @@ def test_the_drawing_flow_of_other_embeddings_is_refused(place, capsys):
 
 def test_z0_is_of_the_flow_that_made_it(place, capsys):
     out = own(place, "z0", latent__draw="prior")
-    run("align", str(out), "--meanflow.transport_steps", "3")
-    assert main(["train", str(out)]) == 2
+    assert main(["align", str(out), "--meanflow.transport_steps", "3"]) == 2
+    assert "is not to change: meanflow.transport_steps=3 (it has 4); use another --out" in capsys.readouterr().err
+    other = place / "other-z0"
+    shutil.copytree(place / "one", other)
+    run("align", str(other), "--latent.draw", "prior", "--meanflow.transport_steps", "3")
+    assert main(["train", str(out), "--latent.flow", str(other)]) == 2
     assert "was trained with another latent" in capsys.readouterr().err
+    assert main(["train", str(out)]) == 0
+    assert "already done" in capsys.readouterr().out
 
 
 def test_an_rmdm_starts_from_an_mdlm(place, capsys):

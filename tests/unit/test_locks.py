@@ -83,3 +83,15 @@ def test_without_locks_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", none)
     with locked(tmp_path / "lock", refuse), locked(tmp_path / "lock", refuse):
         pass
+
+
+def test_who_shares_a_lock_leaves_it_to_the_others(tmp_path):
+    path = tmp_path / "lock"
+    with locked(path, refuse, shared=True):
+        with locked(path, refuse, shared=True):
+            pass
+        with pytest.raises(RuntimeError), locked(path, refuse):
+            pass
+    assert not path.exists()
+    with locked(path, refuse), pytest.raises(RuntimeError), locked(path, refuse, shared=True):
+        pass

@@ -22,13 +22,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from rmdm.backbone.latent import projection
-from rmdm.config import Config
+from rmdm.config import Config, MeanFlowConfig
 from rmdm.data.progress import RowProgress
 from rmdm.data.shards import Split, read_json
 from rmdm.encoders.cache import ArrayManifest, ArraySpec, Facts, LatentRows, RowsWriter, fingerprint, fit_indices
 from rmdm.encoders.parts import human_bytes
 from rmdm.encoders.whitening import save_atomically
 from rmdm.errors import CheckpointError, ConfigError, DataError
+from rmdm.locks import locked
 from rmdm.meanflow import flow as flows
 from rmdm.meanflow.affine import Affine, RowMoments
 from rmdm.meanflow.distil import STATES, trajectories
@@ -38,11 +39,11 @@ from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES, transport_steps
 from rmdm.meanflow.tasks import DistilTask, FlowTask, GuideTask, Rows, batches_of, calibration_rows
 from rmdm.meanflow.transport import guided
-from rmdm.presets import save_config
+from rmdm.presets import load_config, save_config
 from rmdm.training.checkpoint import list_checkpoints, step_dir, step_of, steps_beyond
 from rmdm.training.distributed import World
 from rmdm.training.loop import Result, train
-from rmdm.training.resume import check_same_data, find_finished, find_resume
+from rmdm.training.resume import check_same_data, find_finished, find_resume, flatten
 
 Show = Callable[[str], None]
 FIT_ROWS = 65_536
@@ -90,17 +91,19 @@ def align(
     of_flow = others if named in ("guide", "student") else resume
     start = find_resume(task, folder, of_flow)  # refuses the folder of another run before anything is written there
     refuse_longer(task, folder)
+    trained = not is_trained(task, folder, of_flow)
+    finished = None if trained else _finished(folder, config, manifest)
+    if finished is None:
+        refuse_used(config, out)
     world.barrier()
     enter = row_whitening(rows, folder, manifest.fingerprint, world) if recipe.whiten_rows else None
     task.enter = enter
-    trained = not is_trained(task, folder, of_flow)
     if trained:
         if world.is_main and (start is None or step_of(start) < task.settings.steps):
             (folder / "flow.json").unlink(missing_ok=True)  # a kill on the way must not let the old flow pass for new
         result = train(task, folder, world, resume=of_flow, show=show)
         if not result.finished:
             return Aligned(folder, None, result)
-    finished = None if trained else _finished(folder, config, manifest)
     if finished is None and needs_guide(config):
         guide = GuideTask(task)
         drop_longer(guide, folder / "guide", "meanflow.guide_steps", of_guide, world, show)
@@ -134,22 +137,50 @@ def is_trained(task: FlowTask, folder: Path, resume: str) -> bool:
 
 
 def refuse_longer(task: FlowTask, folder: Path) -> None:
-    """Refuse a flow of fewer steps than it has been trained for: what it was then is gone."""
+    """Refuse a flow of fewer steps than it has been trained for: what it would have become is gone."""
     steps = task.settings.steps
-    longer = steps_beyond(folder, steps)
+    longer = steps_beyond(folder, steps, falls=falls(task.config.meanflow))
     if longer is not None:
         raise ConfigError(
-            f"meanflow.train.steps={steps}, but the flow in {folder} has {longer} steps already; "
-            f"ask for {longer} or more, or use another --out"
+            f"meanflow.train.steps={steps}, but the flow in {folder} is at step {longer[0]} of {longer[1]}; "
+            f"ask for {longer[1]} or more, or use another --out"
         )
+
+
+def flow_changes(flow: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """What a flow was made with and what is asked for, where they differ."""
+    has, asked = flatten(load_config(flow).meanflow), flatten(config.meanflow)
+    decides = [name for name in asked if not name.startswith("train.") or name == "train.steps"]
+    return {name: (has[name], asked[name]) for name in decides if has[name] != asked[name]}
+
+
+def falls(meanflow: MeanFlowConfig) -> bool:
+    """Whether the learning rate depends on how many steps there will be."""
+    return meanflow.optim.schedule != "constant"
+
+
+def refuse_used(config: Config, out: Path) -> None:
+    """Refuse to replace a flow whose z_0 a model was trained on, which could then neither go on nor go back."""
+    flow = out / "flow"
+    is_there = (flow / "flow.json").is_file() and (flow / "config.yaml").is_file() and list_checkpoints(out)
+    if is_there and config.latent.draw == "prior":
+        other = [f"meanflow.{name}={value} (it has {had})" for name, (had, value) in flow_changes(flow, config).items()]
+        if other:
+            raise ConfigError(
+                f"{out} has a model trained on the z_0 of its flow, which is not to change: {', '.join(other)}; "
+                "use another --out"
+            )
 
 
 def drop_longer(task: FlowTask, folder: Path, field: str, resume: str, world: World, show: Show) -> None:
     """Begin a network anew that has been trained for more steps than `field` asks for; it takes little to train."""
-    longer = steps_beyond(folder, task.settings.steps) if resume == "auto" else None
+    longer = steps_beyond(folder, task.settings.steps, falls=falls(task.config.meanflow)) if resume == "auto" else None
     world.barrier()  # every rank has looked
     if longer is not None and world.is_main:
-        show(f"align: {folder} has {longer} steps, {field}={task.settings.steps} asks for fewer; trained afresh")
+        show(
+            f"align: {folder} is at step {longer[0]} of {longer[1]}, {field}={task.settings.steps} asks for fewer; "
+            "trained afresh"
+        )
         shutil.rmtree(folder / "checkpoints")
     world.barrier()
 
@@ -232,6 +263,7 @@ def finish(
     """Put the trained networks together, mend the moments of what they make, and save the flow."""
     meanflow, recipe = config.meanflow, RECIPES[config.meanflow.recipe]
     shape = meanflow.model
+    (folder / "flow.json").unlink(missing_ok=True)  # a kill on the way must not let the old flow pass for new
     save_config(config, folder)  # what was free since it was trained decides the flow too
     settings = FlowSettings(
         recipe=meanflow.recipe, groups=rows.groups, dim=rows.dim, layers=shape.layers, width=shape.width,
@@ -291,10 +323,6 @@ def store_latents(
     scale = [INT8_REACH / 127] * dim if latent.dtype == "int8" else None
     stored = manifest.split_rows if alone else manifest.spec.rows
     spec = ArraySpec(kind=kind, rows=stored, groups=flow.settings.groups, dim=dim, dtype=latent.dtype, scale=scale)
-    with contextlib.suppress(DataError):  # missing, damaged or of another size: written again
-        ArrayManifest.load(cache, kind).check_files(cache)
-        return kind
-    world.barrier()
     opened: dict[str, Rows] = {}
 
     def latents(split: str, first: int, after: int) -> torch.Tensor:
@@ -304,7 +332,18 @@ def store_latents(
         z = flow.to_latent(torch.from_numpy(opened[split].take(np.arange(first, after))))
         return z @ P.T.to(z) if P is not None else z
 
-    write_rows(cache, spec, facts, manifest.split_rows, latents, world, show, "transporting")
+    def wait(who: str) -> None:
+        show(f"align: z_0 is being written to {cache} by another process ({who}); waiting for it")
+
+    with contextlib.ExitStack() as held:
+        if world.is_main:
+            held.enter_context(locked(cache / f".{kind}.lock", wait))
+        world.barrier()
+        with contextlib.suppress(DataError):  # missing, damaged or of another size: written again
+            ArrayManifest.load(cache, kind).check_files(cache)
+            return kind
+        world.barrier()
+        write_rows(cache, spec, facts, manifest.split_rows, latents, world, show, "transporting")
     return kind
 
 
@@ -375,7 +414,8 @@ def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | N
     except CheckpointError:  # missing or damaged: put together again from the checkpoints
         return None
     meanflow = config.meanflow
-    distilled = [meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else flow.settings.distilled
+    had = flow.settings.distilled if meanflow.direction == "align" else None  # who draws nothing need not drop it
+    distilled = [meanflow.distil_steps, meanflow.distil_rows] if needs_student(config) else had
     guide = [meanflow.guide_steps, meanflow.guidance] if needs_guide(config) else None
     wanted = (
         meanflow.train.steps, transport_steps(meanflow), meanflow.draw_steps, manifest.fingerprint, distilled, guide
@@ -383,10 +423,12 @@ def _finished(folder: Path, config: Config, manifest: ArrayManifest) -> Flow | N
     own = flow.settings
     has = (own.step, own.transport_steps, own.draw_steps, own.cache, own.distilled, own.guide)
     # Flows were once recorded with the steps asked for where their networks had more.
-    longer = needs_guide(config) and steps_beyond(folder / "guide", meanflow.guide_steps) is not None
-    longer |= needs_student(config) and steps_beyond(folder / "student", meanflow.distil_steps) is not None
-    needs_latent = config.meanflow.direction != "draw" and RECIPES[config.meanflow.recipe].whiten_rows
-    whole = (flow.student is not None or not needs_student(config)) and ("leave" in flow.maps or not needs_latent)
+    asked = {"guide": meanflow.guide_steps} if needs_guide(config) else {}
+    asked |= {"student": meanflow.distil_steps} if needs_student(config) else {}
+    longer = any(steps_beyond(folder / name, n, falls=falls(meanflow)) is not None for name, n in asked.items())
+    maps = {"leave": meanflow.direction != "draw", f"draw-{meanflow.draw_steps}": meanflow.direction != "align"}
+    needed = [name for name, is_needed in maps.items() if is_needed and RECIPES[meanflow.recipe].whiten_rows]
+    whole = (flow.student is not None or not needs_student(config)) and set(needed) <= set(flow.maps)
     return flow if has == wanted and whole and not longer else None
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: a folder that appears whole or not at all.
 
     checkpoints/step-00001000/
-      meta.json      step, unfinished metrics window, and size and CRC-32 of every other file
+      meta.json      step, steps to go to, unfinished metrics window, and size and CRC-32 of every other file
       state/         weights, weight average and optimiser, sharded by torch's distributed checkpoint (DCP)
       model/         the averaged weights as the task releases them (stage II: safetensors, JSON, tokenizer; `rmdm.hub`)
 
@@ -54,10 +54,25 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted(p for p in (run / "checkpoints").glob("step-[0-9]*") if (p / "meta.json").is_file())
 
 
-def steps_beyond(run: Path, steps: int) -> int | None:
-    """The step of the newest checkpoint, if that is beyond `steps` and no checkpoint is of just that step."""
-    there = [step_of(path) for path in list_checkpoints(run)]
-    return there[-1] if there and there[-1] > steps and steps not in there else None
+def steps_beyond(run: Path, steps: int, *, falls: bool) -> tuple[int, int] | None:
+    """Where training stands, and how far it was to go, if `steps` are behind it and none of its checkpoints ends there.
+
+    Where the learning rate `falls`, the checkpoint on the way to more steps is not what so few would have led to.
+    """
+    there = list_checkpoints(run)
+    if not there or step_of(there[-1]) < steps:
+        return None
+    goals = {step_of(path): _goal(path) for path in there}
+    newest = step_of(there[-1])
+    return None if steps in goals and (not falls or goals[steps] == steps) else (newest, goals[newest])
+
+
+def _goal(checkpoint: Path) -> int:
+    """How many steps the run was to have that wrote a checkpoint; its own, where it does not say."""
+    try:
+        return int(json.loads((checkpoint / "meta.json").read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, KeyError, TypeError):  # damage is told by who reads it whole
+        return step_of(checkpoint)
 
 
 def save_checkpoint(

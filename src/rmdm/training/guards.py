@@ -10,6 +10,7 @@ from types import FrameType
 import torch
 
 from rmdm.errors import TrainingError
+from rmdm.links import own_name
 from rmdm.locks import locked
 from rmdm.training.checkpoint import list_checkpoints
 from rmdm.training.distributed import World
@@ -25,25 +26,38 @@ def alone(out: Path, world: World) -> Generator[None]:
 
     Within another `alone` of the same run it does nothing. A folder that is made for it goes again if it stays empty.
     """
-    refusal, whole = None, out.resolve()
+    rest = "wait for it, end it, or choose another --out"
+    with _holding(out, world, f"{out} is in use by another process ({{}}); {rest}", shared=False):
+        yield
+
+
+@contextmanager
+def unchanged(run: Path, world: World) -> Generator[None]:
+    """Hold a run whose flow this one is trained with: others may do so too, and none may train it meanwhile."""
+    with _holding(run, world, f"{run} is in use by another process ({{}}); wait for it, or end it", shared=True):
+        yield
+
+
+@contextmanager
+def _holding(run: Path, world: World, refusal: str, *, shared: bool) -> Generator[None]:
+    refused, whole = None, own_name(run)
 
     def refuse(who: str) -> None:
-        raise TrainingError(
-            f"{out} is being trained by another process ({who}); wait for it, end it, or choose another --out"
-        )
+        raise TrainingError(refusal.format(who))
 
     with ExitStack() as held:
         if world.is_main and whole not in _HELD:
-            held.enter_context(_made(out))
+            if not shared:
+                held.enter_context(_made(run))
             try:
-                held.enter_context(locked(out / LOCK, refuse))
+                held.enter_context(locked(run / LOCK, refuse, shared=shared))
             except TrainingError as error:
-                refusal = str(error)
+                refused = str(error)
             _HELD.add(whole)
             held.callback(_HELD.discard, whole)
-        refusal = world.broadcast(refusal)
-        if refusal is not None:
-            raise TrainingError(refusal)
+        refused = world.broadcast(refused)
+        if refused is not None:
+            raise TrainingError(refused)
         yield
 
 

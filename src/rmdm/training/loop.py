@@ -147,7 +147,7 @@ class Trainer(Generic[M]):
         """Write a checkpoint with everything needed to go on after `step`."""
         return save_checkpoint(
             self.out, step, self.parallel.module, self.ema, self.optimizer, self.world,
-            meta={"window": window, "data": self.task.identity},
+            meta={"window": window, "data": self.task.identity, "steps": self.task.settings.steps},
             release=partial(self.task.release, step=step), again=self.task.again(self.out),
         )  # fmt: skip
 

@@ -1,6 +1,8 @@
 """From embeddings to a finished flow and stored z_0, in one process."""
 
 import dataclasses
+import fcntl
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from rmdm.meanflow.flow import Flow, fingerprint
 from rmdm.meanflow.radial import chi_quantile
 from rmdm.meanflow.tasks import calibration_rows
 from rmdm.presets import load_config
-from rmdm.training.checkpoint import list_checkpoints
+from rmdm.training.checkpoint import list_checkpoints, step_dir
 from rmdm.training.distributed import World
 from tests.unit.encoders import toy
 
@@ -160,7 +162,7 @@ def test_a_guide_of_fewer_steps_is_trained_afresh(embed, tmp_path):
     fewer = config(direction="both", guide_steps=3)
     found = Flow.load(run(fewer, cache, tmp_path / "run", show=said.append).flow)
     assert [line for line in said if "trained afresh" in line] == [
-        f"align: {tmp_path / 'run' / 'flow' / 'guide'} has 6 steps, meanflow.guide_steps=3 asks for fewer; "
+        f"align: {tmp_path / 'run' / 'flow' / 'guide'} is at step 6 of 6, meanflow.guide_steps=3 asks for fewer; "
         "trained afresh"
     ]
     wanted = Flow.load(run(fewer, cache, tmp_path / "fresh").flow)
@@ -200,7 +202,7 @@ def test_a_flow_has_no_fewer_steps_than_it_was_trained_for(embed, tmp_path):
     with pytest.raises(ConfigError) as refused:
         run(config(steps=4), cache, tmp_path / "run")
     assert str(refused.value) == (
-        f"meanflow.train.steps=4, but the flow in {tmp_path / 'run' / 'flow'} has 8 steps already; "
+        f"meanflow.train.steps=4, but the flow in {tmp_path / 'run' / 'flow'} is at step 8 of 8; "
         "ask for 8 or more, or use another --out"
     )
     kept = Flow.load(tmp_path / "run" / "flow")
@@ -228,6 +230,105 @@ def test_a_flow_of_fewer_steps_is_that_of_the_checkpoint_if_it_is_there(embed, t
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is damaged"):
         run(saved(4), cache, tmp_path / "run")
+
+
+def falling(steps: int, **meanflow) -> Config:
+    """A learning rate that depends on how many steps there will be, and a checkpoint on the way."""
+    whole = config(steps=steps, **meanflow)
+    part = whole.meanflow
+    changed = dataclasses.replace(
+        part,
+        optim=dataclasses.replace(part.optim, schedule="cosine"),
+        train=dataclasses.replace(part.train, save_every=4),
+    )
+    return dataclasses.replace(whole, meanflow=changed)
+
+
+def test_a_checkpoint_on_the_way_of_a_falling_rate_is_no_finished_flow(embed, tmp_path):
+    cache, out = embed(config()), tmp_path / "run"
+    run(falling(8), cache, out)
+    before = (out / "flow" / "flow.safetensors").read_bytes()
+    for left in (2, 1):  # both checkpoints, then only the one on the way
+        with pytest.raises(ConfigError, match=rf"=4, but the flow in .* is at step {4 * left} of 8; ask for 8 or more"):
+            run(falling(4), cache, out)
+        shutil.rmtree(list_checkpoints(out / "flow")[-1])
+    assert (out / "flow" / "flow.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("field", ["guide_steps", "distil_steps"])
+def test_a_guide_or_student_on_the_way_of_a_falling_rate_is_trained_afresh(embed, tmp_path, field):
+    cache, said, many = embed(config()), [], {"direction": "both", "guide_steps": 8, "distil_steps": 8}
+    few = many | {field: 4}
+    run(falling(8, **many), cache, tmp_path / "run")
+    found = Flow.load(run(falling(8, **few), cache, tmp_path / "run", show=said.append).flow)
+    assert sum(f"is at step 8 of 8, meanflow.{field}=4" in line and "trained afresh" in line for line in said) == 1
+    wanted = Flow.load(run(falling(8, **few), cache, tmp_path / "fresh").flow)
+    for kind in ("guide", "student"):
+        has = getattr(found, kind).state_dict()
+        assert all(torch.equal(value, has[name]) for name, value in getattr(wanted, kind).state_dict().items())
+
+
+def test_a_kill_while_the_flow_is_put_together_leaves_none(embed, tmp_path, monkeypatch):
+    cache = embed(config())
+    folder = run(config(direction="align"), cache, tmp_path / "run").flow
+    monkeypatch.setattr(Flow, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run(config(direction="both"), cache, tmp_path / "run")
+    with pytest.raises(CheckpointError):
+        Flow.load(folder)
+    monkeypatch.undo()
+    assert "draw-4" in Flow.load(run(config(direction="both"), cache, tmp_path / "run").flow).maps
+
+
+def test_a_flow_is_put_together_again_for_what_it_lacks_and_what_is_not_wanted(embed, tmp_path):
+    cache, whole = embed(config()), {"direction": "both", "draw_steps": 3}
+    folder = run(config(direction="align", draw_steps=3, distil_steps=0), cache, tmp_path / "run").flow
+    assert "draw-3" not in Flow.load(folder).maps
+    run(config(**whole, distil_steps=0), cache, tmp_path / "run")
+    assert "draw-3" in Flow.load(folder).maps
+    assert run(config(**whole, distil_steps=0), cache, tmp_path / "run").skipped
+    run(config(**whole), cache, tmp_path / "run")
+    assert Flow.load(folder).student is not None
+    assert run(config(direction="align", draw_steps=3, distil_steps=0), cache, tmp_path / "run").skipped, "may stay"
+    run(config(**whole, distil_steps=0), cache, tmp_path / "run")
+    assert Flow.load(folder).student is None
+
+
+def test_a_flow_whose_z0_a_model_was_trained_on_is_not_replaced(embed, tmp_path):
+    prior = {"draw": "prior"}
+    cache, out = embed(config()), tmp_path / "run"
+    run(config(prior), cache, out)
+    files = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    step_dir(out, 3).mkdir(parents=True)
+    write_json(step_dir(out, 3) / "meta.json", {})
+    with pytest.raises(
+        ConfigError, match=r"which is not to change: meanflow\.train\.steps=12 \(it has 8\); use another"
+    ):
+        run(config(prior, steps=12), cache, out)
+    assert all(path.read_bytes() == content for path, content in files.items())
+    assert run(config(prior), cache, out).skipped
+    by_flow = config({"draw": "flow"}, steps=12, direction="both")  # trained on embeddings, whatever the flow
+    assert not run(by_flow, cache, out).skipped
+
+
+def test_z0_that_another_process_writes_is_waited_for_and_used(embed, tmp_path, monkeypatch):
+    cache, said = embed(config()), []
+    kind = run(config(), cache, tmp_path / "run").kind
+    manifest = ArrayManifest.path(cache, kind)
+    written = manifest.read_bytes()
+    manifest.unlink()
+    with open(cache / f".{kind}.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def show(line: str) -> None:
+            said.append(line)
+            if "waiting for it" in line:  # the other one is done
+                manifest.write_bytes(written)
+                fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(aligning, "write_rows", None)
+        assert run(config(), cache, tmp_path / "run", show=show).kind == kind
+    assert any("is being written to" in line for line in said)
 
 
 def test_the_flow_s_config_is_that_of_the_flow_also_without_more_training(embed, tmp_path):

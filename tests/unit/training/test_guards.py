@@ -12,7 +12,7 @@ import torch
 
 from rmdm.errors import TrainingError
 from rmdm.training.distributed import World
-from rmdm.training.guards import LOCK, alone, signals
+from rmdm.training.guards import LOCK, alone, signals, unchanged
 
 HERE = World(0, 1, torch.device("cpu"))
 OTHER_RANK = World(1, 1, torch.device("cpu"))
@@ -41,7 +41,7 @@ def free(run: Path) -> bool:
 
 def test_a_run_that_another_process_trains_is_refused_in_one_line(tmp_path):
     run = tmp_path / "run"
-    message = r"run is being trained by another process \(pid 4711 on elsewhere\); wait for it, end it, or choose"
+    message = r"run is in use by another process \(pid 4711 on elsewhere\); wait for it, end it, or choose"
     with taken(run), pytest.raises(TrainingError, match=message) as error, alone(run, HERE):
         pytest.fail("it must not go on")
     assert "\n" not in str(error.value)
@@ -98,3 +98,20 @@ def test_a_terminal_that_is_closed_is_a_signal_to_save_however_often_it_is_told(
         assert caught == []
     finally:
         signal.signal(signal.SIGHUP, old)
+
+
+def test_a_run_whose_flow_is_used_may_be_read_by_others_and_not_trained(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with unchanged(run, HERE):
+        with open(run / LOCK, "a") as other:
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert not free(run)
+    assert free(run)
+    with taken(run), pytest.raises(TrainingError, match="in use by another process"), unchanged(run, HERE):
+        pytest.fail("it must not go on")
+    with alone(run, HERE), unchanged(run, HERE):
+        pass  # its own flow
+    with unchanged(tmp_path / "missing", HERE):
+        pass
+    assert not (tmp_path / "missing").exists()
