@@ -35,7 +35,7 @@ PROFILED = 3
 
 def bench_training(
     size: Size, machine: Machine, processes: Sequence[str], arms: Sequence[str], batch: int, steps: int, warmup: int,
-    profile: Path | None, show: Show,
+    profile: Path | None, show: Show, *, graphs: bool = False,
 ) -> Rows:  # fmt: skip
     """A row for every process and arm; `profile` gets a table of where the product's time goes."""
     rows: Rows = []
@@ -43,7 +43,7 @@ def bench_training(
     for process in processes:
         for arm in arms:
             show(f"bench: {arm}, {process}, {batch} rows a step")
-            time_arm = time_product if arm == "ours" else time_reference
+            time_arm = partial(time_product, graphs=graphs) if arm == "ours" else time_reference
             try:
                 measured = time_arm(size, process, machine.device, batch, steps, warmup, profile)
             except torch.cuda.OutOfMemoryError:
@@ -65,11 +65,13 @@ def bench_training(
 
 
 def time_product(
-    size: Size, process: str, device: torch.device, batch: int, steps: int, warmup: int, profile: Path | None
-) -> dict[str, Any]:
-    """The trainer as `rmdm train` builds it."""
+    size: Size, process: str, device: torch.device, batch: int, steps: int, warmup: int, profile: Path | None,
+    *, graphs: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """The trainer as `rmdm train` builds it; `graphs` has it take the step for a small one."""
     extra = PROFILED if profile is not None else 0
     task = training_task(size, process, batch, warmup + steps + extra)
+    task.is_small |= graphs
     world = World(0, 1, device)
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(task, Path(out), world)

@@ -22,6 +22,9 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, help="rows of a step (default: the size's own)")
     parser.add_argument("--steps", type=int, default=20, help="steps that are timed (default 20)")
     parser.add_argument("--warmup", type=int, default=8, help="steps before them (default 8)")
+    parser.add_argument(
+        "--graphs", action="store_true", help="record our steps as CUDA graphs, as the loop does with small ones only"
+    )
     parser.add_argument("--profile", help="write a profile of three steps of ours to this file")
     machine_flags(parser)
 
@@ -35,10 +38,13 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     if args.profile and "ours" not in arms:
         raise ConfigError("--profile is of ours, which --arms leaves out; add it")
     from rmdm.bench.train import bench_training, ratios, render
+    from rmdm.hub import find_device
 
+    if args.graphs and find_device(args.device).type != "cuda":
+        raise ConfigError("--graphs needs a GPU; leave it out")
     machine = measured_machine(args, show, trains=True)
     profile = Path(args.profile) if args.profile else None
-    rows = bench_training(size, machine, processes, arms, batch, steps, warmup, profile, show)
+    rows = bench_training(size, machine, processes, arms, batch, steps, warmup, profile, show, graphs=args.graphs)
     compared = ratios(rows)
     show(render(rows, compared))
     return {"machine": machine.facts, "bench": rows, "ratios": compared}
