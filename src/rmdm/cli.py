@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from rmdm import __version__
 from rmdm.errors import ConfigError, RMDMError, closest, nearest
 from rmdm.kinds import Outcome
-from rmdm.streams import unheard
+from rmdm.streams import put, standing, unheard
 from rmdm.verbs import VERBS, Verb, add_json
 
 
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a model writes what not every terminal can show
-    with unheard() if args and args[0] in VERBS and VERBS[args[0]].lasts else contextlib.nullcontext():
+    lasts = bool(args) and args[0] in VERBS and VERBS[args[0]].lasts
+    with standing(), unheard() if lasts else contextlib.nullcontext():
         return answer(args)
 
 
@@ -49,6 +50,7 @@ def answer(args: list[str]) -> int:
     code, outcome = 0, None
     try:
         outcome = dispatch(args, wants_json)
+        sys.stdout.flush()
         code = int(outcome.get("exit", 0)) if outcome else 0
     except RMDMError as error:
         code, outcome = 2, {"error": str(error)}
@@ -60,17 +62,37 @@ def answer(args: list[str]) -> int:
         reason = error.strerror or str(error)
         code, outcome = 2, {"error": f"{reason}{place}; check that the path exists, can be written and has room"}
     except Exception as error:
-        if not is_out_of_memory(error):
+        said = unforeseen(error)
+        if said is None:
             raise
-        code, outcome = 2, {"error": "out of memory; ask for less at a time (fewer texts, a smaller batch or model)"}
+        code, outcome = 2, {"error": said}
     except KeyboardInterrupt:
         resumes = args[:1] not in (["sample"], ["serve"], ["bench"])
         code, outcome = 130, {"error": f"interrupted{'; the same command goes on where this one stopped' * resumes}"}
     if outcome is not None and "error" in outcome:
-        print(f"rmdm: {outcome['error']}", file=sys.stderr)
+        put(f"rmdm: {outcome['error']}", sys.stderr)
     if wants_json and outcome is not None and os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"ok": code == 0, **outcome}))
+        lost = put(json.dumps({"ok": code == 0, **outcome}), sys.stdout)
+        if isinstance(lost, BrokenPipeError):
+            return code or 1
+        if lost is not None:
+            remedy = "make room there, or write it elsewhere, and run the same command again"
+            put(f"rmdm: the JSON result cannot be written to standard output ({lost.strerror}); {remedy}", sys.stderr)
+            return code or 2
     return code
+
+
+def unforeseen(error: Exception) -> str | None:
+    """A line for what a machine or a path may do to any stage; None for a fault of the program."""
+    if is_out_of_memory(error):
+        return "out of memory; ask for less at a time (fewer texts, a smaller batch or model)"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # from Path.resolve
+        return (
+            f"{str(error).removeprefix('Symlink loop from ')} is a link that leads back to itself; name another place"
+        )
+    if isinstance(error, RuntimeError) and str(error).startswith("Could not determine home"):  # from Path.expanduser
+        return "a path begins with ~ and the name of nobody here; spell it out"
+    return None
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -1,10 +1,12 @@
-"""Names on a disk: a second one for a file, and two folders that exchange theirs."""
+"""Names on a disk: a second one for a file, two folders that exchange theirs, and a folder's own."""
 
 import ctypes
 import errno
 import os
 import shutil
 from pathlib import Path
+
+from rmdm.errors import ConfigError
 
 ASIDE = ".old-"
 """Before the name of a folder that was on its way to be exchanged when the process was killed."""
@@ -40,3 +42,13 @@ def exchange_at_once(one: Path, other: Path) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
     raise OSError(code, os.strerror(code), str(other))
+
+
+def own_name(folder: Path) -> Path:
+    """The whole name of a folder, whichever links lead to it; `ConfigError` where they lead in a circle."""
+    try:
+        folder.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{folder} is a link that leads back to itself; name another folder") from None
+    return Path(os.path.realpath(folder))

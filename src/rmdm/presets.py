@@ -5,6 +5,7 @@ the run directory, where it is itself a valid preset.
 """
 
 import functools
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def with_base(values: Any, where: str, files: tuple[Path, ...] = ()) -> Any:
         return merged(preset_values(base), changes)
     if not files or not base.endswith((".yaml", ".yml")):
         raise ConfigError(f"{where}: base={base!r} is no preset; {nearest(base, preset_names())}")
-    path = files[-1].parent / Path(base).expanduser()
+    path = files[-1].parent / os.path.expanduser(base)  # as it is, where there is no such user
     if not path.is_file():
         raise ConfigError(f"{where}: base={base!r} does not exist; name a preset, or a file from {files[-1].parent}")
     if path.resolve() in files:
@@ -199,6 +200,8 @@ class _Strict(yaml.SafeLoader):
         """A section, if no name of it comes twice: the earlier value would be lost without a word."""
         seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):  # no name: refused below
+                continue
             if key.value in seen:
                 said = f"{key.value!r} stands twice in one section, also at line {seen[key.value].line + 1}; keep one"
                 raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)

@@ -139,6 +139,18 @@ def test_a_run_directory_that_cannot_be_made(capfd, tmp_path, verb):
     assert line == "rmdm: --out file/run cannot be made (Not a directory in file); name a folder that can"
 
 
+def test_the_home_of_nobody(capfd):
+    line = fails(capfd, "prepare", "storyworld-mini", "--data.dir", "~nobody-here/shards")
+    assert line.startswith("rmdm: a path begins with ~ and the name of nobody here; spell it out")
+
+
+@pytest.mark.parametrize("verb", ["train", "run"])
+def test_a_run_directory_that_is_a_link_to_itself(capfd, tmp_path, verb):
+    (tmp_path / "loop").symlink_to("loop")
+    line = fails(capfd, verb, "storyworld-mini", "--out", "loop")
+    assert line == "rmdm: loop is a link that leads back to itself; name another folder"
+
+
 def test_stories_of_another_corpus_are_refused_before_anything_else(capfd, tmp_path, shards):
     # Shards whose source is gone are used as they are.
     run = ["--data.storyworld", "null", "--data.path", "gone.jsonl", "--train.steps", "1", "--out", "run"]

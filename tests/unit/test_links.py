@@ -1,4 +1,4 @@
-"""Second names for files, and folders that exchange theirs."""
+"""Second names for files, folders that exchange theirs, and a folder's own name."""
 
 import errno
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmdm import links
+from rmdm.errors import ConfigError
 
 
 def two_folders(place: Path) -> tuple[Path, Path]:
@@ -44,3 +45,13 @@ def test_a_file_gets_a_second_name_or_a_copy(can_link, tmp_path, monkeypatch):
     links.link_or_copy(tmp_path / "one", tmp_path / "two")
     assert (tmp_path / "two").read_text() == "content"
     assert (tmp_path / "one").samefile(tmp_path / "two") == can_link
+
+
+def test_a_folder_has_one_name_of_its_own(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert links.own_name(tmp_path / "link" / "new") == links.own_name(tmp_path / "folder" / ".." / "folder" / "new")
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    with pytest.raises(ConfigError, match=r"other is a link that leads back to itself; name another folder"):
+        links.own_name(tmp_path / "other")

@@ -68,6 +68,8 @@ def test_broken_yaml_names_the_line(tmp_path):
         ("optim:\n  lr: 1\n  lr: 2\n", "at line 3: 'lr' stands twice"),
         ("seed: 010\n", "010 is no plain decimal number"),
         ("seed: 1:30\n", "1:30 is no plain decimal number"),
+        ("name: {{ foo }}\n", "odd.yaml is not valid YAML at line 1: found unhashable key"),
+        ("? [a, b]\n: 1\n", "odd.yaml is not valid YAML at line 1: found unhashable key"),
     ],
 )
 def test_what_yaml_would_take_in_another_sense_is_refused(tmp_path, text, message):
@@ -111,6 +113,10 @@ def test_a_file_of_ones_own_may_name_another_as_its_base(tmp_path, monkeypatch):
     ("base", "message"),
     [
         ("gone.yaml", r"mine\.yaml: base='gone\.yaml' does not exist; name a preset, or a file from "),
+        (
+            "~nobody-here/x.yaml",
+            r"mine\.yaml: base='~nobody-here/x\.yaml' does not exist; name a preset, or a file from ",
+        ),
         ("mine.yaml", r"mine\.yaml: base='mine\.yaml' has this file as its own base; name another, or a preset"),
         ("other.yaml", r"other\.yaml: base='mine\.yaml' has this file as its own base; name another, or a preset"),
         ("empty.yaml", r"empty\.yaml is empty; write fields such as 'name:' and 'data:'"),

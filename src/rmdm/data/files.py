@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import sys
 import tempfile
 import zlib
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from rmdm.errors import DataError
+from rmdm.errors import DataError, StoppedError
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 COMPRESSIONS = (".gz", ".xz", ".zst")
@@ -46,7 +47,7 @@ def kind_of(path: str) -> tuple[str, str] | None:
 def corpus_files(path: str) -> list[Path]:
     """The files a path, folder or glob names, in the order they are read."""
     known = f"{' '.join(KINDS)} (and {' '.join(COMPRESSIONS)})"
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))  # as it is, where there is no such user
     if place.is_file():
         if kind_of(place.name) is None:
             raise DataError(f"{path} is no corpus file: its name must end in {known}; rename or convert it")
@@ -169,6 +170,11 @@ def no_column(where: str, column: str, existing: Any) -> DataError:
     return DataError(f"{where} has no column {column!r}; set data.column to one of: {names}")
 
 
+def _damaged(file: str, error: Exception) -> DataError:
+    reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    return DataError(f"{file} is truncated or damaged ({reason}); fetch the file again")
+
+
 def _not_utf8(file: str, line: int, byte: int) -> DataError:
     return DataError(f"{file}, line {line}: byte 0x{byte:02x} is not UTF-8 text; convert the file to UTF-8")
 
@@ -198,10 +204,16 @@ class FilePart:
             try:
                 yield from self._blocks_of(piece)
             except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-                reason = str(error).rstrip(".") or type(error).__name__
-                raise DataError(f"{piece.path} is truncated or damaged ({reason}); fetch the file again") from None
+                raise _damaged(piece.path, error) from None
             except OSError as error:
-                raise DataError(f"{piece.path} cannot be read ({error.strerror or error}); check the file") from None
+                if error.errno is None:  # not the system's: Arrow has some of its own for pages it cannot unpack
+                    raise _damaged(piece.path, error) from None
+                kind, compression = kind_of(piece.path) or ("", "")
+                room = " and the room in TMPDIR, where it is unpacked" if kind == ".parquet" and compression else ""
+                raise StoppedError(
+                    f"{piece.path} cannot be read ({error.strerror}); check the file{room}; "
+                    "the same command goes on where it stopped"
+                ) from None
 
     def _blocks_of(self, piece: FileRange) -> Iterator[TextBlock | ListBlock]:
         found = kind_of(piece.path)
@@ -276,8 +288,7 @@ class FilePart:
 
                 yield from list_blocks(batches())
             except pa.ArrowException as error:
-                reason = str(error).splitlines()[0].rstrip(".")
-                raise DataError(f"{path} is truncated or damaged ({reason}); fetch the file again") from None
+                raise _damaged(path, error) from None
 
 
 def list_blocks(batches: Iterator[tuple[list[str], int]]) -> Iterator[ListBlock]:

@@ -35,6 +35,7 @@ from rmdm.data.tokenizer import Tokenizer, build_tokenizer, load_pretrained
 from rmdm.data.workers import Encoder, Workers, default_workers
 from rmdm.data.writer import PartWriter, await_file, finished, writing
 from rmdm.errors import ConfigError, DataError, OtherShardsError, RMDMError, StoppedError
+from rmdm.links import own_name
 from rmdm.locks import locked
 
 SMALL_BYTES = 1 << 20
@@ -212,7 +213,9 @@ def _plan(config: DataConfig, train: Source, valid: Source | None) -> dict[str, 
 @contextlib.contextmanager
 def _alone(folder: Path, show: Callable[[str], None]) -> Iterator[None]:
     """Hold a folder of shards; wait for another process that makes them, which may be all there is to do."""
-    whole = folder.resolve()
+    whole = own_name(folder)
+    if not whole.name:
+        raise ConfigError(f"data.dir={folder} is the root of the disk; name a folder for the shards alone")
     with contextlib.suppress(OSError):  # `_make` will say so
         whole.parent.mkdir(parents=True, exist_ok=True)
     # Beside the folder, which goes again if the input is at fault.

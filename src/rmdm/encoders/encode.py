@@ -6,8 +6,6 @@ restarts give the same bytes. Only rank 0 merges, fits and writes the manifest.
 """
 
 import contextlib
-import fcntl
-import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
@@ -24,6 +22,8 @@ from rmdm.encoders.encoder import Encoder
 from rmdm.encoders.online import SPLITS
 from rmdm.encoders.parts import CacheParts, human_bytes
 from rmdm.errors import DataError
+from rmdm.links import own_name
+from rmdm.locks import locked
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def encode(
 
     Every rank calls this; rank r encodes parts r, r + world, ... and all meet at `barrier` five times, or once when
     there is nothing to do. A `folder` that is named and holds a cache made otherwise is never used and never
-    overwritten: that is a DataError.
+    overwritten: that is a DataError. Where another process makes the same cache, this waits for it.
     """
     shards = Path(shards)
     facts = cache_facts(config, Manifest.load(shards), encoder)
@@ -106,7 +106,8 @@ def encode(
     with contextlib.ExitStack() as held:
         if rank == 0:
             if not finished.exists():
-                held.enter_context(_alone(parts.folder))
+                held.enter_context(_alone(parts.folder, show))
+            if not finished.exists():  # else another process made it meanwhile
                 parts.begin(show)
             barrier()
         else:
@@ -153,20 +154,14 @@ def _summary(folder: Path, manifest: ArrayManifest, how: str) -> str:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Generator[None]:
-    """Hold the folder: a second process that would write the same cache is told to wait."""
+def _alone(folder: Path, show: Callable[[str], None]) -> Generator[None]:
+    """Hold the folder; wait for another process that makes the same cache, which may be all there is to do."""
     with writing(folder, "latents"):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks: nothing to hold
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataError(f"{folder} is being written by another process; wait for it or end it") from None
+    whole = own_name(folder)
+    place = whole.with_name(f".{whole.name}.lock")  # beside the folder, whose files are counted
+    with locked(place, lambda who: show(f"{folder} is being made by another process ({who}); waiting for it")):
         yield
-    finally:
-        os.close(handle)
 
 
 def _silent(_: str) -> None:

@@ -27,23 +27,23 @@ def alone(out: Path, world: World) -> Generator[None]:
     Within another `alone` of the same run it does nothing. A folder that is made for it goes again if it stays empty.
     """
     rest = "wait for it, end it, or choose another --out"
-    with _holding(out, world, f"{out} is in use by another process ({{}}); {rest}", shared=False):
+    with _holding(out, world, rest, shared=False):
         yield
 
 
 @contextmanager
 def unchanged(run: Path, world: World) -> Generator[None]:
     """Hold a run whose flow this one is trained with: others may do so too, and none may train it meanwhile."""
-    with _holding(run, world, f"{run} is in use by another process ({{}}); wait for it, or end it", shared=True):
+    with _holding(run, world, "wait for it, or end it", shared=True):
         yield
 
 
 @contextmanager
-def _holding(run: Path, world: World, refusal: str, *, shared: bool) -> Generator[None]:
+def _holding(run: Path, world: World, remedy: str, *, shared: bool) -> Generator[None]:
     refused, whole = None, own_name(run)
 
     def refuse(who: str) -> None:
-        raise TrainingError(refusal.format(who))
+        raise TrainingError(f"{run} is in use by another process ({who}); {remedy}")
 
     with ExitStack() as held:
         if world.is_main and whole not in _HELD:

@@ -560,6 +560,42 @@ def test_a_full_disk_is_one_line_and_costs_nothing(corpus: Path, tmp_path: Path)
     assert files_of(tmp_path / "shards") == files_of(tmp_path / "whole")
 
 
+def test_reading_that_fails_for_a_passing_reason_costs_nothing(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=9, dir=str(tmp_path / "shards"), workers=1)
+    real = files.FilePart._blocks_of
+
+    def once_tokenising(part: files.FilePart, piece: files.FileRange) -> Any:
+        if piece.path.endswith("3.jsonl") and (tmp_path / "shards" / "tokenizer").exists():
+            raise OSError(5, "Input/output error")
+        return real(part, piece)
+
+    monkeypatch.setattr(files.FilePart, "_blocks_of", once_tokenising)
+    message = r"3\.jsonl cannot be read \(Input/output error\); check the file; the same command goes on"
+    with pytest.raises(DataError, match=message):
+        make(config)
+    assert (tmp_path / "shards" / "part-00002.json").is_file()
+    monkeypatch.undo()
+    monkeypatch.setattr(files, "JOIN_BYTES", 1)
+    make(config)
+    make(replace(config, dir=str(tmp_path / "whole")))
+    assert files_of(tmp_path / "shards") == files_of(tmp_path / "whole")
+
+
+def test_places_that_cannot_be_a_folder_of_shards(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_make", lambda folder: pytest.fail(f"{folder} was about to be filled"))
+    config = DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=9)
+    with pytest.raises(ConfigError, match=r"data\.dir=/ is the root of the disk; name a folder for the shards alone"):
+        make(replace(config, dir="/"))
+    (tmp_path / "loop").symlink_to("loop")
+    for place in (tmp_path / "loop", tmp_path / "loop" / "shards"):
+        with pytest.raises(ConfigError, match=rf"{place} is a link that leads back to itself; name another folder"):
+            make(replace(config, dir=str(place)))
+
+
 def test_two_processes_do_not_write_one_folder(corpus: Path, tmp_path: Path) -> None:
     config = DataConfig(path=str(corpus), tokenizer=WORD, length=8, holdout=9, dir=str(tmp_path / "shards"))
     (tmp_path / "shards").mkdir()

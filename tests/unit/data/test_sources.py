@@ -8,6 +8,7 @@ import lzma
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ import zstandard
 from rmdm.config import DataConfig
 from rmdm.data import files
 from rmdm.data.sources import STORY_SEED, Source, open_source
-from rmdm.errors import ConfigError, DataError
+from rmdm.errors import ConfigError, DataError, StoppedError
 
 TEXTS = ["The first document.", "  Zürich, 東京 and 🙂.", "", "A third, after a blank one.", "   ", "The last."]
 KEPT = [text for text in TEXTS if text.strip()]
@@ -210,11 +211,34 @@ def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
         read(source_of(tmp_path / "t.parquet"))
 
 
+def test_what_fails_for_a_passing_reason_is_told_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = tmp_path / "bad.parquet"
+    pq.write_table(pa.table({"text": [f"document {i}" for i in range(2000)]}), bad)
+    table = bytearray(bad.read_bytes())
+    table[100:300] = bytes(200)
+    bad.write_bytes(table)
+    with pytest.raises(DataError, match=r"bad\.parquet is truncated or damaged \(.*\); fetch the file") as damaged:
+        read(source_of(bad))
+    assert not isinstance(damaged.value, StoppedError), "Arrow has OSErrors of its own"
+    (tmp_path / "t.parquet.gz").write_bytes(gzip.compress(encoded(".parquet", TEXTS)))
+    source = source_of(tmp_path / "t.parquet.gz")
+
+    def full() -> IO[bytes]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", full)
+    message = r"t\.parquet\.gz cannot be read \(No space left on device\); check the file and the room in TMPDIR"
+    with pytest.raises(StoppedError, match=message):
+        read(source)
+
+
 def test_paths_that_name_no_corpus(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_bytes(b"%PDF")
     with pytest.raises(DataError, match=r"nowhere\.txt does not exist; give a file, a folder or a glob"):
         source_of(tmp_path / "nowhere.txt")
+    with pytest.raises(DataError, match=r"~nobody-here/t\.txt does not exist; give a file, a folder or a glob"):
+        source_of("~nobody-here/t.txt")
     with pytest.raises(DataError, match=r"no corpus in .*empty: the folder holds no file that ends in \.txt"):
         source_of(tmp_path / "empty")
     with pytest.raises(DataError, match=r"no corpus in .*\*\.jsonl: the glob matches no file"):

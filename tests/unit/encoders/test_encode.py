@@ -42,7 +42,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(config: Config, shards: Path, folder: Path, encoder: Toy | None = None, **options: Any) -> Encoded:
-    return encode(config, shards, encoder or Toy(), folder=folder, progress=False, **options)
+    return encode(config, shards, encoder or Toy(), folder=folder, **{"progress": False, **options})
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -161,14 +161,15 @@ def test_fit_rows_too_large_to_keep_are_encoded_twice(
     assert files_of(tmp_path / "kept") == files_of(tmp_path / "twice")
 
 
-def run_ranks(world: int, shards: Path, folder: Path) -> list[Encoded]:
+def run_ranks(world: int, shards: Path, folder: Path, **options: Any) -> list[Encoded]:
     """All ranks at once, each a thread; the first error of any is raised."""
     barrier = threading.Barrier(world, timeout=60)
     out: list[Encoded | BaseException | None] = [None] * world
 
     def work(rank: int) -> None:
         try:
-            out[rank] = make(toy_config(), shards, folder, rank=rank, world=world, barrier=barrier.wait)
+            ranks = {"rank": rank, "world": world, "barrier": barrier.wait}
+            out[rank] = make(toy_config(), shards, folder, **ranks, **options)
         except BaseException as error:
             out[rank] = error
             barrier.abort()
@@ -434,14 +435,33 @@ def test_a_disk_that_is_too_small_is_told_first(shards: Path, tmp_path: Path, mo
     assert toy.rows == 0
 
 
-def test_two_processes_do_not_write_the_same_cache(shards: Path, tmp_path: Path) -> None:
-    class Meanwhile(Toy):
-        def embed(self, rows: Any, groups: int) -> torch.Tensor:
-            with pytest.raises(DataError, match="is being written by another process; wait for it or end it"):
-                make(toy_config(), shards, tmp_path)
-            return super().embed(rows, groups)
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("world", [1, 2])
+def test_who_comes_second_waits_and_uses_what_the_first_made(
+    shards: Path, tmp_path: Path, world: int, is_killed: bool
+) -> None:
+    make(toy_config(), shards, tmp_path / "whole")
+    folder = tmp_path / "cache"
+    first = warm.Process(MAIN, str(shards), str(folder), "64", "0.02", cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not (folder / "plan.json").exists():
+        assert first.poll() is None, "it must not end before the second one comes"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    said: list[str] = []
 
-    assert not make(toy_config(), shards, tmp_path, Meanwhile()).skipped
+    def log(text: str) -> None:
+        said.append(text)
+        if is_killed and "waiting" in text:
+            first.send_signal(signal.SIGKILL)
+
+    done = run_ranks(world, shards, folder, progress=True, log=log)
+    first.communicate()
+    assert first.returncode == (-signal.SIGKILL if is_killed else 0)
+    assert [one.skipped for one in done] == [not is_killed] * world
+    assert said[0].startswith(f"{folder} is being made by another process (pid {first.pid} on ")
+    assert sum("waiting for it" in line for line in said) == 1
+    assert files_of(folder) == files_of(tmp_path / "whole")
 
 
 def test_it_says_what_it_takes_and_what_it_made(shards: Path, tmp_path: Path) -> None:
