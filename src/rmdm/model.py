@@ -217,13 +217,17 @@ class Model:
         }
 
     def barred(self, pattern: Pattern) -> Barred | None:
-        """Inside a text of known length nothing is written that is no text."""
-        if pattern.shown is None:
+        """Inside a text of known length nothing is written that is no text, and after a space a word begins."""
+        begins = pattern.begins if self.tokenizer.is_inside.any() else ()
+        if pattern.shown is None and not begins:
             return None
-        places_L = torch.zeros(self.backbone.length, dtype=torch.bool)
-        places_L[pattern.shown] = True
-        control_V = torch.from_numpy(self.tokenizer.is_control[: self.backbone.vocab_size])
-        return Barred(places_L.to(self.device), control_V.to(self.device))
+        places_L, begins_L = torch.zeros(2, self.backbone.length, dtype=torch.bool)
+        places_L[pattern.shown or slice(0)] = True
+        begins_L[list(begins)] = True
+        tokens = [of[: self.backbone.vocab_size] for of in (self.tokenizer.is_control, self.tokenizer.is_inside)]
+        control_V, inside_V = (torch.from_numpy(of_V).to(self.device) for of_V in tokens)
+        where = (begins_L.to(self.device), inside_V) if begins else ()
+        return Barred(places_L.to(self.device), control_V, *where)
 
     def texts(self, x_BL: NDArray[np.int64], pattern: Pattern | None = None) -> list[str]:
         """Rows as texts: what a pattern shows, else the first document of a padded row, else all of a row."""

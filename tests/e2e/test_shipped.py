@@ -277,3 +277,16 @@ def test_the_held_out_texts_are_short_paragraphs_and_all_different():
     texts = [json.loads(line)["text"] for line in (ROOT / TEXTS).read_text(encoding="utf-8").splitlines()]
     assert len(set(texts)) == 24
     assert all(60 <= len(text.split()) <= 120 for text in texts)
+
+
+def test_what_stands_after_a_space_begins_a_word():
+    if not names.PACKAGED.exists():
+        pytest.skip(ABSENT)
+    model = rmdm.load(device="cpu")
+    for sampler in ("spaced", "max_prob"):
+        texts = model.infill("The [MASK:2] was born in [MASK] .", 24, sampler=sampler, temperature=1.5, steps=2).texts
+        assert all(re.match(r"The\s.* was born in\s", text, flags=re.DOTALL) for text in texts), texts
+    prefixed = model.generate(12, 4, prefix="He was an ", temperature=1.5).texts
+    assert all(re.match(r"He was an\s", text) for text in prefixed)
+    glued = model.infill("The[MASK:2] was born in[MASK] .", 24, temperature=1.5, steps=2).texts
+    assert not all(re.match(r"The\s.* was born in\s", text, flags=re.DOTALL) for text in glued), "as it was given"

@@ -156,6 +156,22 @@ class Tokenizer:
             control[id_] = False
         return control
 
+    @cached_property
+    def is_inside(self) -> NDArray[np.bool_]:
+        """For each id, the mask's included, whether it goes on with a word that ends before it, where others begin one.
+
+        Where tokens carry their spaces all do that have none; elsewhere a sign may stand close to a word that ended.
+        """
+        before = self._backend.encode("a", add_special_tokens=False).ids[-1:]
+        pairs = [before, *([*before, id_] for id_ in range(self.size))]
+        alone, *together = self._backend.decode_batch(pairs, skip_special_tokens=False)
+        first, carried = (
+            [text[len(alone) :][:1] for text in together],
+            isinstance(self._backend.decoder, decoders.ByteLevel),
+        )
+        inside = np.array([not one.isspace() if carried else one.isalnum() for one in first])
+        return np.append(inside & ~self.is_control[:-1] & ~inside.all(), False)
+
     def save(self, folder: Path | str) -> None:
         """Write `tokenizer.json` (the `tokenizers` format) and `tokenizer_meta.json` into `folder`."""
         folder = Path(folder)

@@ -33,10 +33,21 @@ FEW_GROUPS = 4
 
 @dataclass(frozen=True)
 class Barred:
-    """Tokens that may not be written at some places."""
+    """Tokens that may not be written at some places, and others that may not at some others."""
 
     places_L: Tensor
     tokens_V: Tensor
+    begins_L: Tensor | None = None
+    """Where a word is to begin."""
+    inside_V: Tensor | None = None
+    """Tokens that go on with one."""
+
+    def at(self, place_N: Tensor) -> Tensor:
+        """(N, V), whether a token may not be written at each of N places."""
+        barred_NV = self.places_L[place_N, None] & self.tokens_V
+        if self.begins_L is None or self.inside_V is None:
+            return barred_NV
+        return barred_NV | (self.begins_L[place_N, None] & self.inside_V)
 
 
 @dataclass(frozen=True)
@@ -252,8 +263,7 @@ class Hidden:
         """Logits of a slice of the places with -inf for the tokens that are barred there."""
         if self.barred is None:
             return logits_NV
-        barred_NV = self.barred.places_L[self.place_N[part], None] & self.barred.tokens_V
-        return logits_NV.masked_fill(barred_NV, -torch.inf)
+        return logits_NV.masked_fill(self.barred.at(self.place_N[part]), -torch.inf)
 
     @torch.no_grad()
     def free_chunks(self) -> Iterator[tuple[slice, Tensor]]:

@@ -2,7 +2,7 @@
 
 A gap is spelled `[MASK]` (one token) or `[MASK:n]`; `parse` reads them. Each piece of text between gaps is tokenised by
 itself, so what is given is exactly its tokens. A space before a gap goes into the gap: where tokens carry the space
-before them (byte-level BPE), the token that fills the gap brings its own.
+before them (byte-level BPE), the token that fills the gap brings its own, and begins a word.
 """
 
 import re
@@ -32,6 +32,8 @@ class Pattern:
     """Its tokens, and the mask's id where one is to be written."""
     shown: slice | None = None
     """The positions that are the text; None where the row itself says where its text ends."""
+    begins: tuple[int, ...] = ()
+    """Positions to be written that a space stands before."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Page:
             x_L[: len(head) + len(ids)] = [*head, *ids]
             if self.wraps and not self.is_causal:
                 x_L[-1] = self.tokenizer.separator_id
-        return Pattern(x_L)
+        return Pattern(x_L, begins=(len(head) + len(ids),) if ids and before.endswith(" ") else ())
 
     def whole(self, text: str, name: str = "like") -> tuple[NDArray[np.int64], int]:
         """A row that holds a whole text, and how many of its positions do: as training had it."""
@@ -117,9 +119,15 @@ class Page:
             part if isinstance(part, int) else self.encode(_before_gap(part) if index + 1 < len(parts) else part)
             for index, part in enumerate(parts)
         ]
-        size = sum(piece if isinstance(piece, int) else len(piece) for piece in pieces)
+        sizes = [piece if isinstance(piece, int) else len(piece) for piece in pieces]
+        size = sum(sizes)
         if size > self.room:
             raise self._too_long(name, size, 0)
+        begins = tuple(
+            len(head) + sum(sizes[: index + 1])
+            for index, part in enumerate(parts[:-1])
+            if isinstance(part, str) and part.endswith(" ") and sizes[index + 1]
+        )
         gap = self.tokenizer.mask_id
         ids = [id_ for piece in pieces for id_ in ([gap] * piece if isinstance(piece, int) else piece)]
         x_L = self.blank().x_L
@@ -129,7 +137,7 @@ class Page:
             x_L[len(row) :] = self.tokenizer.pad_id
         elif self.wraps:
             x_L[-1] = self.tokenizer.separator_id
-        return Pattern(x_L, slice(len(head), len(head) + size))
+        return Pattern(x_L, slice(len(head), len(head) + size), begins)
 
     def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What stands before and after a text: the tokenizer's frame, and the separator that ends a document."""

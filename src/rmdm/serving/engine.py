@@ -101,9 +101,9 @@ class Job:
     @property
     def kind(self) -> Hashable:
         """Jobs of one kind can share a sampler."""
-        shown = self.ready.pattern.shown
-        span = None if shown is None else (shown.start, shown.stop)
-        return id(self.model), self.ready.settings, span, self.ready.choice.by in ("none", "null"), self.wants_steps
+        pattern, is_without = self.ready.pattern, self.ready.choice.by in ("none", "null")
+        span = None if pattern.shown is None else (pattern.shown.start, pattern.shown.stop)
+        return id(self.model), self.ready.settings, span, pattern.begins, is_without, self.wants_steps
 
 
 class Group:

@@ -327,3 +327,17 @@ def test_control_tokens_are_those_without_text(bert: Path) -> None:
         token for token, is_control in zip([*BERT_WORDS, "mask"], tokenizer.is_control, strict=True) if is_control
     ]
     assert control == ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "mask"]
+
+
+def test_tokens_inside_a_word_are_told_from_those_that_begin_one(bert: Path, tmp_path: Path) -> None:
+    def inside(tokenizer: Tokenizer) -> list[str]:
+        return [str(tokenizer.backend.id_to_token(int(id_))) for id_ in np.flatnonzero(tokenizer.is_inside)]
+
+    bpe = trained_once()
+    assert len(bpe.is_inside) == bpe.size + 1
+    assert {"a", "e", "."} <= set(inside(bpe))
+    assert not any(token.startswith("Ġ") or bpe.is_control[bpe.backend.token_to_id(token)] for token in inside(bpe))
+    pieces = load_pretrained(TokenizerConfig(kind="pretrained", name=str(bert)))
+    pieces.backend.decoder = decoders.WordPiece()
+    assert inside(pieces) == ["##s"], "a full stop may stand after a space"
+    assert inside(build_tokenizer(TokenizerConfig(kind="word"), corpus(tmp_path, ["a cat sat .", "a dog ."]))) == []

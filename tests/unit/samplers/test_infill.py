@@ -161,6 +161,13 @@ def test_a_space_before_a_gap_goes_into_the_gap():
         *BYTE.encode("."),
     ]
     assert pattern.x_L[pattern.shown].tolist() == expected
+    masked = np.flatnonzero(pattern.x_L[pattern.shown] == BYTE.mask_id)
+    assert pattern.begins == (masked[0], masked[1]), "the first of each gap"
+    assert page.infill("The[MASK] is[MASK:2].").begins == ()
+    assert page.infill("The [MASK] [MASK] is.").begins == (len(BYTE.encode("The")), len(BYTE.encode("The")) + 1)
+    assert packed(24, BYTE, wraps=True).affix("The ", None, 3).begins == (1 + len(BYTE.encode("The")),)
+    assert page.affix("The ", None, None).begins == (len(BYTE.encode("The")),)
+    assert page.affix("The", None, None).begins == page.affix(" ", None, None).begins == ()
     assert (
         page.affix("The capital of ", None, None).x_L.tolist() == page.affix("The capital of", None, None).x_L.tolist()
     )
