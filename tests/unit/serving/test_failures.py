@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from fastapi.testclient import TestClient
 
-from rmdm.errors import DataError
+from rmdm.errors import AbsentError, DataError
 from rmdm.hub import load_model
 from rmdm.model import Model
 from rmdm.serving import engine
@@ -113,3 +113,12 @@ def test_a_latent_temperature_too_high_for_the_model_is_the_client_s_mistake(tmp
         answer = web.post("/v1/completions", json={"seed": 1, "latent_temperature": 1000})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "latent_temperature"
+
+
+def test_an_encoder_that_is_not_there_is_nothing_to_ask_for(tmp_path, log, monkeypatch):
+    model = load_model(save_release(tmp_path / "model", "rmdm"))
+    monkeypatch.setattr("rmdm.latents.Latents.reader", property(fails_with(AbsentError)))
+    with TestClient(make_app([Served("tiny", model, 0)], Settings(), RequestLog(log))) as web:
+        answer = web.post("/v1/completions", json={"seed": 1, "like": "anna was sad ."})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, CAUSE)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
