@@ -1,6 +1,7 @@
 """Models on disk: a folder of safetensors, JSON and a tokenizer. Loading one executes nothing from it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -170,5 +171,9 @@ def find_model(ref: str | Path | None, revision: str | None = None) -> Path:
     if releases:
         return releases[-1].parent
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a run directory, such as one under runs/, or owner/name")
+        is_text = " " in str(ref) and os.sep not in str(ref)
+        beginning = "; a text to go on from is --prefix" if is_text else ""
+        raise CheckpointError(
+            f"{path} does not exist; give a run directory, such as one under runs/, or owner/name{beginning}"
+        )
     raise CheckpointError(f"{path} holds no trained model; train one with 'rmdm train PRESET --out {path}'")

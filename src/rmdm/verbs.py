@@ -231,9 +231,9 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("model", nargs="?", help=f"{MODEL_HELP} ({SHIPPED_HELP})")
     parser.add_argument("--n", type=int, default=4, help="number of texts (default 4)")
-    parser.add_argument("--steps", type=int, help="denoising steps (default: the preset's; AR takes one a token)")
+    parser.add_argument("--steps", type=int, help="denoising steps (default: the model's; AR takes one a token)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same texts (default 0)")
-    parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
+    parser.add_argument("--temperature", type=float, help="divides the logits (default: the model's)")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
     parser.add_argument(
         "--sampler",
@@ -245,7 +245,7 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
         help="share of unsure tokens that the first step takes back, later ones less (confidence orders)",
     )
     latent = parser.add_argument_group("latent (rmdm models)")
-    latent.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
+    latent.add_argument("--guidance", type=float, help="weight on the latent (default: the model's)")
     latent.add_argument(
         "--latent-temperature", type=tau_of, metavar="TAU", help="scales its noise; a number or 'paper'"
     )
@@ -258,10 +258,10 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--prefix", metavar="TEXT", help="what the texts begin with")
     given.add_argument("--suffix", metavar="TEXT", help="what the texts end with")
     given.add_argument("--tokens", type=int, help="tokens between prefix and suffix, or after the prefix")
-    given.add_argument("--given", help="the latent then: null, prior, encode or resample (default: the preset's)")
-    given.add_argument("--draws", type=int, help="for --given resample: latents to choose from (default: the preset's)")
+    given.add_argument("--given", help="the latent then: null, prior, encode or resample (default: the model's)")
+    given.add_argument("--draws", type=int, help="for --given resample: latents to choose from (default: the model's)")
     given.add_argument(
-        "--rounds", type=int, help="for --given resample: how often one is chosen (default: the preset's)"
+        "--rounds", type=int, help="for --given resample: how often one is chosen (default: the model's)"
     )
     parser.add_argument("--show", action="store_true", help="watch the denoising in the terminal")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
