@@ -97,8 +97,8 @@ def test_mistakes_are_one_line(hub, capsys, monkeypatch):
                                    "did you mean 'runs/first'?"),
         (["pull", "alice/nothing"], "alice/nothing is neither a folder here nor a model on the hub"),
         (["card", "nowhere"], "nowhere does not exist; give a run directory, such as one under runs/, or owner/name"),
-        (["sample", "Once upon"], "Once upon does not exist; give a run directory, such as one under runs/, or owner/name; "
-                                  "a text to go on from is --prefix"),
+        (["sample", "He was"], "He was does not exist; give a run directory, such as one under runs/, or owner/name; "
+                               "a text to go on from is --prefix"),
         (["push", "runs/first"], "the following arguments are required: target"),
         (["export", "runs/first"], "the following arguments are required: dir"),
         (["card", "runs/first", "--out", "no/such/folder.md"], "No such file or directory (no/such/folder.md)"),
