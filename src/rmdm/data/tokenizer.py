@@ -165,10 +165,8 @@ class Tokenizer:
         before = self._backend.encode("a", add_special_tokens=False).ids[-1:]
         pairs = [before, *([*before, id_] for id_ in range(self.size))]
         alone, *together = self._backend.decode_batch(pairs, skip_special_tokens=False)
-        first, carried = (
-            [text[len(alone) :][:1] for text in together],
-            isinstance(self._backend.decoder, decoders.ByteLevel),
-        )
+        first = [text[len(alone) :][:1] for text in together]
+        carried = isinstance(self._backend.decoder, decoders.ByteLevel)
         inside = np.array([not one.isspace() if carried else one.isalnum() for one in first])
         return np.append(inside & ~self.is_control[:-1] & ~inside.all(), False)
 

@@ -1,6 +1,7 @@
 """GenPPL with entropy against steps, the frontier of both, and figures at equal entropy."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from rmdm.report.about import name_cell
 from rmdm.report.judges import judge_track
@@ -210,8 +211,8 @@ def matched_table(arms: Sequence[Arm], rows: Sequence[Row], *, is_only: bool) ->
                 label, metric = arm.label + at * (len(values) > 1), f"along {along.replace('tau', 'τ')}"
                 tracks.append(track(arm, label, metric, some, "gen_ppl", lambda value: number(value, 4)))
                 if any(row.get("coherence") is not None for row in some):
-                    show = lambda value: number(value, 2)  # noqa: E731
-                    tracks.append(track(arm, label, f"coherence, {metric}", some, "coherence", show, higher=True))
+                    show, name = partial(number, digits=2), f"coherence, {metric}"
+                    tracks.append(track(arm, label, name, some, "coherence", show, higher=True))
                 missed += [
                     f"{label}, {plural(row['steps'], 'step')}, {metric}: entropy reaches {row['reach_low']:.2f} to "
                     f"{row['reach_high']:.2f} only"
