@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
@@ -88,6 +88,15 @@ def fresh(*command: str, ranks: int = 1, cwd: Path | None = None) -> subprocess.
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     whole = [sys.executable, *launcher, *command]
     return subprocess.run(whole, capture_output=True, text=True, cwd=cwd, timeout=280)
+
+
+def until(process: "Process | subprocess.Popen[Any]", is_so: Callable[[], object]) -> None:
+    """Wait for what a process does while it runs."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert process.poll() is None, "it must not end before"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class _Server:

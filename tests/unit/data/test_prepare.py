@@ -24,6 +24,7 @@ from rmdm.data.prepare import Prepared, shard_dir
 from rmdm.data.shards import TokenRows
 from rmdm.data.workers import Encoder
 from rmdm.errors import ConfigError, DataError
+from tests import warm
 
 WORDS = [f"word{i}" for i in range(300)]
 WORD = TokenizerConfig(kind="word")
@@ -294,16 +295,13 @@ def test_killed_from_outside_with_workers_it_goes_on_and_leaves_nobody_behind(co
     expected = reference_files(corpus, tmp_path / "whole")
     folder = tmp_path / "killed"
     process = start(corpus, folder, workers=2, pause=0.1)
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("*.progress.json")):
-        assert process.poll() is None, "it must not end before it is killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    warm.until(process, lambda: list(folder.glob("*.progress.json")))
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert len(children) == 2
     assert not (folder / "manifest.json").exists()
+    deadline = time.monotonic() + 60
     while any(is_running(pid) for pid in children):
         assert time.monotonic() < deadline, "a worker outlived its parent"
         time.sleep(0.01)
@@ -614,11 +612,7 @@ def test_who_comes_second_waits_and_uses_what_the_first_made(
     expected = reference_files(corpus, tmp_path / "whole")
     folder = tmp_path / "shards"
     first = start(corpus, folder, pause=0.1)
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("*.tokens")):
-        assert first.poll() is None, "it must not end before the second one comes"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    warm.until(first, lambda: list(folder.glob("*.tokens")))
     said: list[str] = []
 
     def log(text: str) -> None:

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -247,11 +246,7 @@ def test_killed_from_outside_it_goes_on_where_it_was(shards: Path, tmp_path: Pat
     make(toy_config(), shards, tmp_path / "whole")
     folder = tmp_path / "killed"
     process = warm.Process(MAIN, str(shards), str(folder), "64", "0.05", cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while not (folder / "train.e.parts" / "000002.json").exists():
-        assert process.poll() is None, "it must not end before it is killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    warm.until(process, lambda: (folder / "train.e.parts" / "000002.json").exists())
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -443,11 +438,7 @@ def test_who_comes_second_waits_and_uses_what_the_first_made(
     make(toy_config(), shards, tmp_path / "whole")
     folder = tmp_path / "cache"
     first = warm.Process(MAIN, str(shards), str(folder), "64", "0.02", cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while not (folder / "plan.json").exists():
-        assert first.poll() is None, "it must not end before the second one comes"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    warm.until(first, lambda: (folder / "plan.json").exists())
     said: list[str] = []
 
     def log(text: str) -> None:
