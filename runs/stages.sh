@@ -4,6 +4,17 @@ RMDM=${RMDM:-rmdm}
 mkdir -p "$OUT"
 rm -f "$OUT/failed"
 
+# parts NAME...: give up unless ONLY names nothing else.
+parts() {
+    local part
+    for part in $ONLY; do
+        case " $* " in
+            *" $part "*) ;;
+            *) echo "ONLY=$ONLY: $part is no part; use some of $*" >&2 && exit 2 ;;
+        esac
+    done
+}
+
 # once NAME COMMAND...: run it unless it has ended well before; its output goes to OUT/NAME.log.
 once() {
     local name=$1

@@ -31,12 +31,7 @@ ONLY=${ONLY:-plain latent paper own second few figures}
 : "${EVAL:?name the folder of the zero-shot sets, for example EVAL=texts/eval}"
 . "$(dirname "$0")/stages.sh"
 
-for part in $ONLY; do
-    case $part in
-        plain | latent | paper | own | second | few | figures) ;;
-        *) echo "ONLY=$ONLY: $part is no part; use some of plain latent paper own second few figures" >&2 && exit 2 ;;
-    esac
-done
+parts plain latent paper own second few figures
 DATA=(--data.path "$TEXT" ${ALL:-})
 [ -z "${SHARDS:-}" ] || DATA+=(--data.dir "$SHARDS")
 SETS=wikitext,lm1b,lambada,agnews,pubmed,arxiv,openwebtext
