@@ -10,7 +10,6 @@ the model's own sampler with another pass: on a GPU the one that is not fused, e
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -30,7 +29,7 @@ def texts(model: Model, sampler: str, steps: int, requests: int, batch: int) -> 
     writer, config = model.writer(), model.config.sample
     x_BL, _ = writer.blank(requests, 0)
     keys_B = row_keys(list(range(requests)), [0] * requests)
-    how = replace(own_settings(model.backbone, config, steps), sampler=sampler)
+    how = own_settings(model.backbone, config, steps, sampler)
     with autocast(x_BL.device):
         return writer.write(x_BL, keys_B, how, tau=config.latent_temperature, batch=batch).cpu()
 

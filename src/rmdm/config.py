@@ -290,6 +290,9 @@ class SampleConfig:
     sampler: SamplerChoice | None = None
     """`spaced` writes positions far apart in one step; `max_prob`, `margin`, `entropy`, `balanced` the surest positions
     first. null, or one that does not fit the model: the model's own law (`ancestral`; `analytic` for SEDD)."""
+    sweeps: float = 1.0
+    """How often the steps of the `spaced` order go over a text: from the second sweep on, what stands there is written
+    anew, seeing all the rest. Other orders have one."""
     temperature: float = 1.0
     """Divides the logits."""
     null_temperature: float | None = None

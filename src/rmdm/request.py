@@ -32,7 +32,7 @@ RANGES: dict[str, tuple[int, int, str]] = {
 """Least and largest value of each whole number of a request, and what to use instead of another."""
 ALWAYS = ("n", "seed")
 """Those of them that nothing else decides, so that None is no choice."""
-NUMBERS = ("temperature", "top_p", "remask", "guidance", "weight")
+NUMBERS = ("temperature", "top_p", "remask", "sweeps", "guidance", "weight")
 TEXTS = ("sampler", "prefix", "suffix", "infill")
 AFFIXES = ("prefix", "suffix", "tokens")
 SOURCES = ("latent", "like", "between")
@@ -103,6 +103,8 @@ class Request:
     """Draw from the smallest set of tokens that holds this much probability."""
     remask: float | None = None
     """Share of the written tokens that the first step takes back, later ones less (confidence orders only)."""
+    sweeps: float | None = None
+    """How often the steps go over the text, writing it anew each time (`spaced` only)."""
     guidance: float | None = None
     """Weight on the latent."""
     latent_temperature: float | Literal["paper"] | None = None

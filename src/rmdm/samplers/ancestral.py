@@ -11,8 +11,13 @@ The `spaced` order is the same but for which positions share a step: those of on
 a random order of the steps. Words drawn at once do not see each other, and neighbours depend on each other most; what
 far ones share, a latent can tell them. A model of masked diffusion was trained for any set of masks, so it is as much
 a way to write with it as any other order.
+
+What is written first is written on the least. With more than one sweep the positions of a step are masked again some
+steps later, in the same order, and written anew given all the rest: Gibbs sampling, a block at a time. K steps of c
+sweeps write ceil(K / c) classes of positions, and the last sweep ends where the steps do.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,18 +66,23 @@ def ancestral_steps(
     """The same, asking for the network; `sure_BL` gets the probability of each token that is written."""
     K, (B, L) = settings.steps, x_BL.shape
     u_BL, masked_BL = row_uniform(keys_B, 0, UNMASK_STREAM, L), (x_BL == mask_id).cpu().numpy()
-    step_BL = spaced_steps(u_BL, masked_BL, K) if settings.sampler == "spaced" else np.floor(u_BL * K).astype(np.int64)
-    step_BL[~masked_BL] = NEVER
+    if settings.sampler == "spaced":
+        step_BSL = spaced_steps(u_BL, masked_BL, K, settings.sweeps)
+    else:
+        step_BL = np.where(masked_BL, np.floor(u_BL * K).astype(np.int64), NEVER)
+        step_BSL = (_without_gaps(step_BL) if callback is None and skip else step_BL)[:, None]
     if callback is None and skip:
-        step_BL = _without_gaps(step_BL)
-        K = int(step_BL.max(initial=-1)) + 1
-    schedule = _Schedule.of(step_BL, K, row_uniform(keys_B, 0, TOKEN_STREAM, L), x_BL.device)
+        K = int(step_BSL.max(initial=NEVER)) + 1
+    noise_BSL = np.stack([row_uniform(keys_B, sweep, TOKEN_STREAM, L) for sweep in range(step_BSL.shape[1])], axis=1)
+    schedule = _Schedule.of(step_BSL, K, noise_BSL, x_BL.device)
     x_BL, everyone = x_BL.clone(), torch.arange(B, device=x_BL.device)
     for step in range(K):
         row_N, place_N, local_N, noise_N, rows_R, count_R = schedule.at(step)
         if not skip:
-            local_N, rows_R, count_R = row_N, everyone, (step_BL == step).sum(axis=1)
+            local_N, rows_R, count_R = row_N, everyone, (step_BSL == step).sum(axis=(1, 2))
         if len(rows_R):
+            if settings.sweeps > 1:
+                x_BL[row_N, place_N] = mask_id
             some_R = rows_R if len(rows_R) < B else None
             x_RL = x_BL if some_R is None else x_BL[some_R]
             hidden = yield Ask(x_RL, some_R, local_N, place_N, count_R)
@@ -85,17 +95,27 @@ def ancestral_steps(
     return x_BL
 
 
-def spaced_steps(u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int) -> NDArray[np.int64]:
-    """The step of every masked position: the n-th of a row has that of its class n mod K, in the order u puts them in.
+def spaced_steps(
+    u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int, sweeps: float = 1.0
+) -> NDArray[np.int64]:
+    """The steps (B, S, L) of every masked position, one a sweep; `NEVER` where it has none.
 
-    With as many steps as positions, or more, each has a step of its own.
+    The n-th masked position of a row is of class n mod c, and the classes come in the order u puts them in. There are
+    as many as a sweep has steps, at least two if any are written anew, and no more than positions.
     """
-    period_B1 = np.maximum(np.minimum(masked_BL.sum(axis=1, keepdims=True), steps), 1)
-    classes = int(period_B1.max(initial=1))
-    u_BC = np.where(np.arange(classes) < period_B1, u_BL[:, :classes], np.inf)
+    count_B1 = masked_BL.sum(axis=1, keepdims=True)
+    most = steps if sweeps == 1 else max(math.ceil(steps / sweeps), min(steps, 2))
+    classes_B1 = np.clip(count_B1, 1, most)
+    width = int(classes_B1.max(initial=1))
+    u_BC = np.where(np.arange(width) < classes_B1, u_BL[:, :width], np.inf)
     step_BC = np.argsort(np.argsort(u_BC, axis=1, kind="stable"), axis=1)
-    class_BL = (np.cumsum(masked_BL, axis=1) - 1) % period_B1
-    return np.take_along_axis(step_BC, class_BL, axis=1)
+    class_BL = (np.cumsum(masked_BL, axis=1) - 1) % classes_B1
+    step_BL = np.take_along_axis(step_BC, class_BL, axis=1)
+    # All at once, and again all at once, would be the first draw for nothing.
+    total_B1 = np.where(classes_B1 > 1, np.minimum(np.ceil(sweeps * classes_B1), steps).astype(np.int64), 1)
+    number_S1 = np.arange(int(np.ceil(total_B1 / classes_B1).max(initial=1)))[:, None]
+    step_BSL = step_BL[:, None] + number_S1 * classes_B1[:, None]
+    return np.where(masked_BL[:, None] & (step_BSL < total_B1[:, None]), step_BSL, NEVER)
 
 
 def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -128,17 +148,19 @@ class _Schedule:
     row_start: list[int]
 
     @staticmethod
-    def of(step_BL: NDArray[np.int64], steps: int, noise_BL: NDArray[np.float64], device: torch.device) -> "_Schedule":
-        """The schedule in which position (b, l) unmasks at step_BL[b, l]."""
-        B = len(step_BL)
-        row_M, place_M = np.nonzero(step_BL != NEVER)
+    def of(
+        step_BSL: NDArray[np.int64], steps: int, noise_BSL: NDArray[np.float64], device: torch.device
+    ) -> "_Schedule":
+        """The schedule in which position (b, l) is written at the steps step_BSL[b, :, l]."""
+        B = len(step_BSL)
+        row_M, sweep_M, place_M = np.nonzero(step_BSL != NEVER)
         # Of small numbers numpy sorts by digits, many times as fast.
         small = np.int16 if steps < 2**15 else np.int64
-        order_M = np.argsort(step_BL[row_M, place_M].astype(small), kind="stable")
-        row_M, place_M = row_M[order_M], place_M[order_M]
-        step_M = step_BL[row_M, place_M]
+        order_M = np.argsort(step_BSL[row_M, sweep_M, place_M].astype(small), kind="stable")
+        row_M, sweep_M, place_M = row_M[order_M], sweep_M[order_M], place_M[order_M]
+        step_M = step_BSL[row_M, sweep_M, place_M]
         run_M = step_M * B + row_M
-        if steps > SPARSE * step_BL.shape[1]:
+        if steps > SPARSE * step_BSL.shape[2]:
             run_Q, number_M, count_Q = np.unique(run_M, return_inverse=True, return_counts=True)
         else:  # counting needs no sorting
             count_KB = np.bincount(run_M, minlength=steps * B)
@@ -150,7 +172,7 @@ class _Schedule:
             row_M=send(row_M, device),
             place_M=send(place_M, device),
             local_M=send(number_M - row_start[step_M], device),
-            noise_M=send(noise_BL[row_M, place_M], device),
+            noise_M=send(noise_BSL[row_M, sweep_M, place_M], device),
             rows_Q=send(run_Q % max(B, 1), device),
             count_Q=count_Q,
             token_start=token_start.tolist(),

@@ -13,7 +13,7 @@ from rmdm.samplers import sample
 from rmdm.samplers.denoiser import Barred, Callback, Denoiser, fixed_rows, in_blocks
 from rmdm.samplers.latents import LatentSource, Tau
 from rmdm.samplers.noise import row_keys
-from rmdm.samplers.settings import SampleSettings, fitting_samplers
+from rmdm.samplers.settings import SamplerName, SampleSettings, fitting_samplers
 from rmdm.samplers.trunk import Trunk
 
 BATCH = 64
@@ -68,15 +68,20 @@ class Writer:
         return torch.full((n, self.backbone.length), self.backbone.mask_id, device=device), row_keys(seed, range(n))
 
 
-def own_settings(backbone: DiT, config: SampleConfig, steps: int | None = None) -> SampleSettings:
-    """What a model's config says of sampling, as far as it fits the model."""
+def own_settings(
+    backbone: DiT, config: SampleConfig, steps: int | None = None, sampler: SamplerName | None = None
+) -> SampleSettings:
+    """What a model's config says of sampling, as far as it fits the model and the sampler, if one is asked for."""
     learnt_without = backbone.latent is not None and backbone.latent.dropout > 0 and not backbone.latent.independent
     fits = config.sampler in fitting_samplers(backbone)[0]
+    if sampler is None:
+        sampler = config.sampler if config.sampler is not None and fits else default_sampler(backbone)
     return SampleSettings(
-        sampler=config.sampler if config.sampler is not None and fits else default_sampler(backbone),
+        sampler=sampler,
         steps=backbone.length if backbone.causal else steps or config.steps,
         temperature=config.temperature,
         guidance=config.guidance if learnt_without else 1.0,
+        sweeps=config.sweeps if sampler == "spaced" else 1.0,
     )
 
 

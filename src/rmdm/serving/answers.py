@@ -57,8 +57,8 @@ class Answers:
     @cached_property
     def streams(self) -> bool:
         """Whether the text of the first tokens is the beginning of the text, whatever follows."""
-        decoder = self.model.tokenizer.backend.decoder
-        return self.ready.settings.remask == 0 and (decoder is None or type(decoder).__name__ == "ByteLevel")
+        how, decoder = self.ready.settings, self.model.tokenizer.backend.decoder
+        return how.remask == 0 and how.sweeps == 1 and (decoder is None or type(decoder).__name__ == "ByteLevel")
 
     def ended(self, row_L: Row) -> Ended:
         """The completion in a row."""
