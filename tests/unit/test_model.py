@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rmdm
+from rmdm.config import SampleConfig
 from rmdm.errors import ConfigError, DataError
 from rmdm.hub import load_model
 from rmdm.request import Request, SeedLatent
 from rmdm.samplers.noise import row_keys
 from tests.release import GROUPS, LENGTH, WORDS, byte_tokenizer, save_release
 
-MASKED, SCORE = ["ancestral", "max_prob", "margin", "entropy", "balanced"], ["analytic", "euler"]
+MASKED, SCORE = ["ancestral", "spaced", "max_prob", "margin", "entropy", "balanced"], ["analytic", "euler"]
 
 
 class Zoo(dict[str, rmdm.Model]):
@@ -109,8 +111,8 @@ def test_settings_say_what_was_done(zoo):
     )  # fmt: skip
     sigma = zoo["rmdm"].config.latent.sigma
     assert json.loads(json.dumps(done.settings)) == {
-        "sampler": "entropy", "steps": 3, "temperature": 0.7, "top_p": 0.9, "remask": 0.2, "guidance": 1.5, "seed": 4,
-        "latent": "flow", "latent_seed": 9, "tau": pytest.approx((1 + sigma**2) ** -0.5),
+        "sampler": "entropy", "steps": 3, "temperature": 0.7, "top_p": 0.9, "remask": 0.2, "sweeps": 1.0,
+        "guidance": 1.5, "seed": 4, "latent": "flow", "latent_seed": 9, "tau": pytest.approx((1 + sigma**2) ** -0.5),
         "precision": "fp32 network, float64 draws",
     }  # fmt: skip
     assert done.seconds > 0
@@ -119,6 +121,19 @@ def test_settings_say_what_was_done(zoo):
     assert (plain["latent"], plain["latent_seed"], plain["tau"], plain["steps"]) == (None, None, None, 5)
     assert zoo["ar"].generate(steps=3).settings["steps"] == LENGTH
     assert zoo["prior"].generate().settings["latent"] == "prior"
+
+
+def test_own_sweeps_go_with_the_spaced_order_alone(zoo):
+    own = SampleConfig(steps=4, sampler="spaced", sweeps=2)
+    model, causal = (replace(zoo[name], config=replace(zoo[name].config, sample=own)) for name in ("rmdm", "ar"))
+    assert model.generate().settings["sweeps"] == 2
+    assert model.generate(sweeps=1.5).settings["sweeps"] == 1.5
+    assert model.generate(sampler="ancestral").settings["sweeps"] == 1
+    assert causal.generate().settings["sweeps"] == 1
+    with pytest.raises(ConfigError, match="sweeps=2 goes with the spaced order, not 'entropy'; use spaced, or"):
+        model.generate(sampler="entropy", sweeps=2)
+    with pytest.raises(ConfigError, match="sweeps=2 goes with the spaced order, not 'ar'; use sweeps=1"):
+        causal.generate(sweeps=2)
 
 
 def test_an_autoregressive_model_of_framed_rows_continues_a_prefix(zoo):
@@ -270,8 +285,10 @@ options = st.fixed_dictionaries(
 def test_what_is_given_survives_infilling_in_every_sampler(zoo, name, samplers, parts, remask, mode, how):
     parts = [*parts, 1]
     sampler = samplers[name == "sedd"]
-    if sampler not in ("ancestral", *SCORE):
+    if sampler not in ("ancestral", "spaced", *SCORE):
         how = {**how, "remask": remask}
+    if sampler == "spaced":
+        how = {**how, "sweeps": 1 + 2 * remask}
     if name in ("rmdm", "prior"):
         how = {**how, "given": mode, **({"draws": 2, "rounds": 2} if mode == "resample" else {})}
     text = " ".join(part if isinstance(part, str) else f"[MASK:{part}]" for part in parts)
