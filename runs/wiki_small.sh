@@ -12,7 +12,8 @@
 # learning rate falls. Everything else is in the presets. ALL, FLOW and ARM add flags to all stages, to stage I and to stage II,
 # N is how many texts a cell has, STEPS its step counts. LANES=1 trains several arms at a time, which a large GPU has room
 # for. ONLY names the parts to do. RANKS processes encode (with torchrun, or what MANY names), SECOND is the other encoder, FEW
-# the steps of the small comparisons, TEMPERATURES those of the texts, LED those of texts with guidance.
+# the steps of the small comparisons, TEMPERATURES those of the texts, LED those of texts led by a
+# latent, SPACING that of the arms called swept, whose steps beyond it write anew.
 set -euo pipefail
 OUT=${1:-runs/wiki-small}
 SHORT=${SHORT:-1530} LONG=${LONG:-3820} # 200M and 500M tokens
@@ -26,6 +27,7 @@ HERE=$(cd "$(dirname "$0")/.." && pwd)
 RANKS=${RANKS:-1}                   # processes that encode, which may share a GPU
 SECOND=${SECOND:-all-mpnet-base-v2} # the other encoder of Table 6
 LED=${LED:-0.5,0.6,0.7,0.8}
+SPACING=${SPACING:-8}               # between positions of a step, where what was written is written anew
 ONLY=${ONLY:-plain latent paper own second few figures}
 : "${TEXT:?name the corpus, for example TEXT='texts/train/*.jsonl.xz'}"
 : "${EVAL:?name the folder of the zero-shot sets, for example EVAL=texts/eval}"
@@ -111,8 +113,10 @@ plain() {
     arm indep wiki-small-indep
     long mdlm-long mdlm wiki-small-mdlm
     long indep-long indep wiki-small-indep
-    variant mdlm-long-spaced mdlm-long --sampler spaced
-    variant indep-long-spaced indep-long --sampler spaced
+    variant mdlm-long-spaced mdlm-long --sampler spaced --spacing 1000
+    variant indep-long-spaced indep-long --sampler spaced --spacing 1000
+    variant mdlm-long-swept mdlm-long --sampler spaced --spacing "$SPACING"
+    variant indep-long-swept indep-long --sampler spaced --spacing "$SPACING"
     wait
 }
 
@@ -120,11 +124,13 @@ latent() {
     stage_one rmdm wiki-small-rmdm
     arm rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
     long rmdm-long rmdm wiki-small-rmdm --latent.flow "$OUT/flow-rmdm"
-    variant rmdm-spaced rmdm --sampler spaced
+    variant rmdm-spaced rmdm --sampler spaced --spacing 1000
     variant rmdm-guided rmdm --guidance 1.25 --temperatures "$LED"
     variant rmdm-long-guided rmdm-long --guidance 1.25 --temperatures "$LED"
-    variant rmdm-long-spaced rmdm-long --sampler spaced
-    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --guidance 1.25 --temperatures "$LED"
+    variant rmdm-long-spaced rmdm-long --sampler spaced --spacing 1000
+    variant rmdm-long-spaced-guided rmdm-long --sampler spaced --spacing 1000 --guidance 1.25 --temperatures "$LED"
+    variant rmdm-long-swept rmdm-long --sampler spaced --spacing "$SPACING" --temperatures "$LED"
+    variant rmdm-long-swept-guided rmdm-long --sampler spaced --spacing "$SPACING" --guidance 1.25 --temperatures "$LED"
     wait
 }
 

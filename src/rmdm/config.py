@@ -290,9 +290,9 @@ class SampleConfig:
     sampler: SamplerChoice | None = None
     """`spaced` writes positions far apart in one step; `max_prob`, `margin`, `entropy`, `balanced` the surest positions
     first. null, or one that does not fit the model: the model's own law (`ancestral`; `analytic` for SEDD)."""
-    sweeps: float = 1.0
-    """How often the steps of the `spaced` order go over a text: from the second sweep on, what stands there is written
-    anew, seeing all the rest. Other orders have one."""
+    spacing: int | None = None
+    """How many masked positions apart those of a step lie in the `spaced` order; steps beyond that many write anew what
+    stands there, seeing all the rest. null: as many as there are steps, so that each position is written once."""
     temperature: float = 1.0
     """Divides the logits."""
     null_temperature: float | None = None

@@ -79,7 +79,7 @@ class Model:
         temperature: float | None = None,
         top_p: float | None = None,
         remask: float | None = None,
-        sweeps: float | None = None,
+        spacing: int | None = None,
         guidance: float | None = None,
         latent_temperature: float | Literal["paper"] | None = None,
         latent_seed: int | None = None,
@@ -99,7 +99,7 @@ class Model:
         """Write `n` texts; `Request` explains the arguments. `callback(step, x_nL)` sees the rows after each step."""
         request = Request(
             n=n, steps=steps, seed=seed, sampler=sampler, temperature=temperature, top_p=top_p, remask=remask,
-            sweeps=sweeps, guidance=guidance, latent_temperature=latent_temperature, latent_seed=latent_seed,
+            spacing=spacing, guidance=guidance, latent_temperature=latent_temperature, latent_seed=latent_seed,
             latent=latent, like=like, between=between, weight=weight, prefix=prefix, suffix=suffix, tokens=tokens,
             given=given, draws=draws, rounds=rounds,
         )  # fmt: skip
@@ -116,7 +116,7 @@ class Model:
         temperature: float | None = None,
         top_p: float | None = None,
         remask: float | None = None,
-        sweeps: float | None = None,
+        spacing: int | None = None,
         guidance: float | None = None,
         latent_temperature: float | Literal["paper"] | None = None,
         latent_seed: int | None = None,
@@ -135,7 +135,7 @@ class Model:
             raise ConfigError(f"infill={text!r} is no text; write [MASK] or [MASK:3] where tokens are wanted")
         request = Request(
             infill=text, n=n, steps=steps, seed=seed, sampler=sampler, temperature=temperature, top_p=top_p,
-            remask=remask, sweeps=sweeps, guidance=guidance, latent_temperature=latent_temperature,
+            remask=remask, spacing=spacing, guidance=guidance, latent_temperature=latent_temperature,
             latent_seed=latent_seed, latent=latent, like=like, between=between, weight=weight, given=given, draws=draws,
             rounds=rounds,
         )  # fmt: skip
@@ -278,7 +278,7 @@ class Model:
     def settings(self, request: Request) -> SampleSettings:
         """The sampler's settings: what was asked for, else the model's own."""
         own = own_settings(self.backbone, self.config.sample, request.steps, request.sampler)
-        names = ("temperature", "top_p", "remask", "sweeps", "guidance")
+        names = ("temperature", "top_p", "remask", "spacing", "guidance")
         asked = {name: getattr(request, name) for name in names}
         return replace(own, **{name: value for name, value in asked.items() if value is not None})
 

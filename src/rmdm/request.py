@@ -25,6 +25,7 @@ RANGES: dict[str, tuple[int, int, str]] = {
     "steps": (1, 1_000_000, "16, for example"),
     "seed": (0, MOST_SEED, "0, for example"),
     "latent_seed": (0, MOST_SEED, "0, for example"),
+    "spacing": (2, 1_000_000, "8, for example"),
     "tokens": (1, 1_000_000, "8, for example"),
     "draws": (1, 10_000, "16, for example"),
     "rounds": (1, 10_000, "32, for example"),
@@ -32,7 +33,7 @@ RANGES: dict[str, tuple[int, int, str]] = {
 """Least and largest value of each whole number of a request, and what to use instead of another."""
 ALWAYS = ("n", "seed")
 """Those of them that nothing else decides, so that None is no choice."""
-NUMBERS = ("temperature", "top_p", "remask", "sweeps", "guidance", "weight")
+NUMBERS = ("temperature", "top_p", "remask", "guidance", "weight")
 TEXTS = ("sampler", "prefix", "suffix", "infill")
 AFFIXES = ("prefix", "suffix", "tokens")
 SOURCES = ("latent", "like", "between")
@@ -103,8 +104,8 @@ class Request:
     """Draw from the smallest set of tokens that holds this much probability."""
     remask: float | None = None
     """Share of the written tokens that the first step takes back, later ones less (confidence orders only)."""
-    sweeps: float | None = None
-    """How often the steps go over the text, writing it anew each time (`spaced` only)."""
+    spacing: int | None = None
+    """How many masked positions apart those of a step lie; steps beyond that many write anew (`spaced` only)."""
     guidance: float | None = None
     """Weight on the latent."""
     latent_temperature: float | Literal["paper"] | None = None

@@ -30,7 +30,7 @@ def validate(config: Config) -> None:
         ("train.sample_every", train.sample_every, 0, infinity),
         ("train.sample_n", train.sample_n, 1, 10_000),
         ("sample.steps", config.sample.steps, *RANGES["steps"][:2]),
-        ("sample.sweeps", config.sample.sweeps, 1, RANGES["steps"][1]),
+        ("sample.spacing", 2 if config.sample.spacing is None else config.sample.spacing, *RANGES["spacing"][:2]),
         ("sample.temperature", config.sample.temperature, 1e-6, 1e6),
         ("sample.null_temperature", 1 if without is None else without, 1e-6, 1e6),
         ("sample.draws", config.sample.draws, *RANGES["draws"][:2]),

@@ -245,9 +245,7 @@ def sample_flags(parser: argparse.ArgumentParser) -> None:
         help="share of unsure tokens that the first step takes back, later ones less (confidence orders)",
     )
     parser.add_argument(
-        "--sweeps",
-        type=float,
-        help="how often the steps go over the text, writing it anew (spaced; default: the model's)",
+        "--spacing", type=int, help="positions between those of a step; steps beyond so many write anew (spaced)"
     )
     latent = parser.add_argument_group("latent (rmdm models)")
     latent.add_argument("--guidance", type=float, help="weight on the latent (default: the model's)")

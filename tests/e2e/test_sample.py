@@ -37,9 +37,9 @@ def test_texts_are_those_of_the_python_api(runs, capsys):
         latent_seed=3,
     )  # fmt: skip
     assert said(capsys, runs["rmdm"], *flags) == expected.texts
-    swept = said(capsys, runs["mdlm"], "--steps", "4", "--sampler", "spaced", "--sweeps", "2")
-    assert swept == model_texts(runs["mdlm"], steps=4, sampler="spaced", sweeps=2)
-    assert swept != model_texts(runs["mdlm"], steps=4, sampler="spaced")
+    anew = said(capsys, runs["mdlm"], "--steps", "4", "--sampler", "spaced", "--spacing", "2")
+    assert anew == model_texts(runs["mdlm"], steps=4, sampler="spaced", spacing=2)
+    assert anew != model_texts(runs["mdlm"], steps=4, sampler="spaced")
     assert said(capsys, runs["rmdm"], "--like", "anna was sad") == model.generate(4, like="anna was sad").texts
     between = said(capsys, runs["rmdm"], "--between", "anna", "tom", "--weight", "0.25")
     assert between == model.generate(4, between=("anna", "tom"), weight=0.25).texts

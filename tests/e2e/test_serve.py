@@ -226,24 +226,24 @@ def test_given_tokens_are_told_first_and_taken_back_ones_too(web):
     assert "".join(token["text"] for token in done["rows"][0]["tokens"]) == done["rows"][0]["text"]
 
 
-def test_what_a_sweep_writes_anew_is_told(web):
-    body = {"model": "tiny-mdlm", "steps": 8, "sampler": "spaced", "sweeps": 2, "seed": 2}
+def test_what_is_written_anew_is_told(web):
+    body = {"model": "tiny-mdlm", "steps": 8, "sampler": "spaced", "spacing": 4, "seed": 2}
     _, *steps, done = events(web, "/v1/denoise", body)
     said = [{token["at"]: token["id"] for token in step["rows"][0]["new"]} for step in steps]
     first, second = {}, {}
     for half, of in ((said[:4], first), (said[4:], second)):
         for step in half:
             of.update(step)
-    assert len(first) == len(set().union(*said[:4])), "the first sweep writes every place once"
+    assert len(first) == len(set().union(*said[:4])), "the first four steps write every place once"
     assert any(second[at] != first[at] for at in second)
     whole = {token["at"]: token["id"] for token in done["rows"][0]["tokens"]}
     assert all(whole[at] == id_ for at, id_ in (first | second).items() if at in whole)
     assert not any(step["rows"][0]["masked"] for step in steps)
 
 
-def test_a_stream_sends_nothing_that_a_sweep_may_change(client):
+def test_a_stream_sends_nothing_that_may_be_written_anew(client):
     asked = {"model": "tiny-mdlm", "prompt": "anna", "seed": 3, "extra_body": {"steps": 8, "sampler": "spaced"}}
-    asked["extra_body"]["sweeps"] = 2
+    asked["extra_body"]["spacing"] = 4
     whole = client.completions.create(**asked).choices[0].text
     parts = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True) if chunk.choices]
     assert "".join(parts) == whole

@@ -195,15 +195,16 @@ def test_without_a_latent_the_learned_null_is_used(latent_model):
     assert p_value(draw(latent_model, 0, c_BGC=condition(latent_model, 0), steps=2), law) < REJECTED
 
 
-def spaced_law(p: Probs, steps: int, start: Row = FREE, sweeps: float = 1) -> Law:
+def spaced_law(p: Probs, steps: int, start: Row = FREE, spacing: int | None = None) -> Law:
     """Masked places that lie c masked places apart are written at once, in every order of the c classes alike.
 
-    With one sweep c is the number of steps. With more it is the steps of a sweep, at least 2; when all are written the
-    first class is masked and written again, and so on until the steps are spent.
+    Without a spacing c is the number of steps. When all are written the first class is masked and written again, and so
+    on until the steps are spent, or the share of them that goes with fewer places than the spacing.
     """
     places = masked(start)
-    period = min(len(places), steps if sweeps == 1 else max(math.ceil(steps / sweeps), min(steps, 2)))
-    total = min(steps, math.ceil(sweeps * period)) if period > 1 else period
+    most = min(steps, spacing or steps)
+    period = min(len(places), most)
+    total = math.ceil(period * steps / most) if period > 1 else period
     orders, law = list(itertools.permutations(range(period))), defaultdict(float)
     for order in orders:
         one: Law = {start: 1.0}
@@ -233,53 +234,52 @@ def test_spaced_with_given_tokens(model, start, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", [{}, {"callback": True}], ids=["ahead", "callback"])
-@pytest.mark.parametrize(("steps", "sweeps"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 1.5), (8, 2), (8, 4), (12, 3)])
-def test_sweeps_write_anew_what_was_written_first(model, steps, sweeps, mode, seed):
-    rows = draw(model, seed, steps=steps, sampler="spaced", sweeps=sweeps, **mode)
-    assert p_value(rows, spaced_law(probs(model), steps, sweeps=sweeps)) > REJECTED
+@pytest.mark.parametrize(("steps", "spacing"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 4), (7, 3), (9, 2), (9, 6), (3, 5)])
+def test_steps_beyond_the_spacing_write_anew(model, steps, spacing, mode, seed):
+    rows = draw(model, seed, steps=steps, sampler="spaced", spacing=spacing, **mode)
+    assert p_value(rows, spaced_law(probs(model), steps, spacing=spacing)) > REJECTED
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("start", [(2, MASK, MASK, MASK), (MASK, 1, MASK, MASK), (0, 2, MASK, 1)])
-def test_sweeps_with_given_tokens(model, start, seed):
-    rows = draw(model, seed, start=start, steps=4, sampler="spaced", sweeps=2)
-    assert p_value(rows, spaced_law(probs(model), 4, start, sweeps=2)) > REJECTED
+def test_writing_anew_with_given_tokens(model, start, seed):
+    rows = draw(model, seed, start=start, steps=4, sampler="spaced", spacing=2)
+    assert p_value(rows, spaced_law(probs(model), 4, start, spacing=2)) > REJECTED
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_sweeps_with_a_latent_and_guidance(latent_model, seed):
+def test_writing_anew_with_a_latent_and_guidance(latent_model, seed):
     c_BGC = condition(latent_model, 0)
-    rows = draw(latent_model, seed, c_BGC=c_BGC, steps=4, sampler="spaced", sweeps=2, guidance=1.5)
-    assert p_value(rows, spaced_law(probs(latent_model, c_BGC, 1.5), 4, sweeps=2)) > REJECTED
+    rows = draw(latent_model, seed, c_BGC=c_BGC, steps=4, sampler="spaced", spacing=2, guidance=1.5)
+    assert p_value(rows, spaced_law(probs(latent_model, c_BGC, 1.5), 4, spacing=2)) > REJECTED
 
 
-def test_rows_of_a_batch_may_have_sweeps_of_different_lengths(model):
-    """A row with three masks sweeps over them in three steps where one with four takes four."""
+def test_rows_of_a_batch_are_written_anew_at_steps_of_their_own(model):
+    """A row with three masks has gone over them in three steps where one with four takes four."""
     starts: list[Row] = [FREE, (2, MASK, MASK, MASK), (0, 2, MASK, 1), (0, 2, 1, 1)]
-    chosen = SampleSettings("spaced", steps=8, sweeps=2)
+    chosen = SampleSettings("spaced", steps=8, spacing=4)
     x_BL = sample(Denoiser(model), torch.tensor(starts * DRAWS), row_keys(0, range(4 * DRAWS)), chosen)
     assert (x_BL[3::4] == torch.tensor(starts[3])).all()
     for number, start in enumerate(starts[:3]):
-        law = spaced_law(probs(model), 8, start, sweeps=2)
+        law = spaced_law(probs(model), 8, start, spacing=4)
         assert p_value([tuple(row) for row in x_BL[number::4].tolist()], law) > REJECTED
 
 
-def test_a_sweep_more_is_another_law(model):
-    rows = draw(model, 0, steps=4, sampler="spaced", sweeps=2)
+def test_writing_anew_is_another_law(model):
+    rows = draw(model, 0, steps=4, sampler="spaced", spacing=2)
     assert p_value(rows, spaced_law(probs(model), 2)) < REJECTED
     assert p_value(rows, spaced_law(probs(model), 4)) < REJECTED
 
 
 def once(keys_B, step, stream, length):
-    """A fault: every sweep has the noise of the first, so that words are written as they were."""
+    """A fault: what is written anew has the noise it had, so that words hardly change."""
     return row_uniform(keys_B, 0, stream, length)
 
 
-def test_the_test_of_sweeps_rejects_one_noise_for_all_of_them(model, monkeypatch):
+def test_the_test_of_writing_anew_rejects_the_same_noise_again(model, monkeypatch):
     monkeypatch.setattr(ancestral, "row_uniform", once)
-    assert (
-        p_value(draw(model, 0, steps=4, sampler="spaced", sweeps=2), spaced_law(probs(model), 4, sweeps=2)) < REJECTED
-    )
+    rows = draw(model, 0, steps=4, sampler="spaced", spacing=2)
+    assert p_value(rows, spaced_law(probs(model), 4, spacing=2)) < REJECTED
 
 
 def test_spaced_and_ancestral_are_different_laws(model):

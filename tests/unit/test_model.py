@@ -111,7 +111,7 @@ def test_settings_say_what_was_done(zoo):
     )  # fmt: skip
     sigma = zoo["rmdm"].config.latent.sigma
     assert json.loads(json.dumps(done.settings)) == {
-        "sampler": "entropy", "steps": 3, "temperature": 0.7, "top_p": 0.9, "remask": 0.2, "sweeps": 1.0,
+        "sampler": "entropy", "steps": 3, "temperature": 0.7, "top_p": 0.9, "remask": 0.2, "spacing": None,
         "guidance": 1.5, "seed": 4, "latent": "flow", "latent_seed": 9, "tau": pytest.approx((1 + sigma**2) ** -0.5),
         "precision": "fp32 network, float64 draws",
     }  # fmt: skip
@@ -123,17 +123,17 @@ def test_settings_say_what_was_done(zoo):
     assert zoo["prior"].generate().settings["latent"] == "prior"
 
 
-def test_own_sweeps_go_with_the_spaced_order_alone(zoo):
-    own = SampleConfig(steps=4, sampler="spaced", sweeps=2)
+def test_its_own_spacing_goes_with_the_spaced_order_alone(zoo):
+    own = SampleConfig(steps=4, sampler="spaced", spacing=2)
     model, causal = (replace(zoo[name], config=replace(zoo[name].config, sample=own)) for name in ("rmdm", "ar"))
-    assert model.generate().settings["sweeps"] == 2
-    assert model.generate(sweeps=1.5).settings["sweeps"] == 1.5
-    assert model.generate(sampler="ancestral").settings["sweeps"] == 1
-    assert causal.generate().settings["sweeps"] == 1
-    with pytest.raises(ConfigError, match="sweeps=2 goes with the spaced order, not 'entropy'; use spaced, or"):
-        model.generate(sampler="entropy", sweeps=2)
-    with pytest.raises(ConfigError, match="sweeps=2 goes with the spaced order, not 'ar'; use sweeps=1"):
-        causal.generate(sweeps=2)
+    assert model.generate().settings["spacing"] == 2
+    assert model.generate(spacing=3).settings["spacing"] == 3
+    assert model.generate(sampler="ancestral").settings["spacing"] is None
+    assert causal.generate().settings["spacing"] is None
+    with pytest.raises(ConfigError, match="spacing=2 is for the spaced order, not 'entropy'; use spaced, or"):
+        model.generate(sampler="entropy", spacing=2)
+    with pytest.raises(ConfigError, match="spacing=2 is for the spaced order, not 'ar'; leave it out"):
+        causal.generate(spacing=2)
 
 
 def test_an_autoregressive_model_of_framed_rows_continues_a_prefix(zoo):
@@ -288,7 +288,7 @@ def test_what_is_given_survives_infilling_in_every_sampler(zoo, name, samplers, 
     if sampler not in ("ancestral", "spaced", *SCORE):
         how = {**how, "remask": remask}
     if sampler == "spaced":
-        how = {**how, "sweeps": 1 + 2 * remask}
+        how = {**how, "spacing": 2 if remask else None}
     if name in ("rmdm", "prior"):
         how = {**how, "given": mode, **({"draws": 2, "rounds": 2} if mode == "resample" else {})}
     text = " ".join(part if isinstance(part, str) else f"[MASK:{part}]" for part in parts)

@@ -6,7 +6,7 @@ texts' nats over all their tokens. `gen_ppl_mean` is SEDD's: the mean of every t
 RUN/eval/gen.json holds flat rows; `row` says which kind:
 
 - `model`: samples of one setting. `held-out`: real rows of the corpus, scored in the same way. Keys: `arm`, `process`,
-  `steps`, `sampler`, `temperature`, `top_p`, `remask`, `sweeps`, `guidance`, `tau`, `seed`, `latent`, `precision`
+  `steps`, `sampler`, `temperature`, `top_p`, `remask`, `spacing`, `guidance`, `tau`, `seed`, `latent`, `precision`
   (sampler's), `device`, `seconds`, `samples` (the file, relative to the run), `n`, `empty` (texts without a scored
   token), `tokens` (scored), `gen_ppl`, `gen_ppl_mean`, `entropy` (unigram, nats, mean over texts, of the first
   `entropy_length` of the evaluator's tokens; `entropy_n` texts are that long), `coherence` (what the beginning of a
@@ -83,7 +83,7 @@ class Plan:
     sampler: SamplerName | None = None
     top_p: float | None = None
     remask: float | None = None
-    sweeps: float | None = None
+    spacing: int | None = None
     guidance: float | None = None
     length: int | None = None
     """Tokens at which entropy is measured; None: what nine of ten held-out texts have."""
@@ -166,7 +166,7 @@ def requests(model: Model, plan: Plan) -> list[Request]:
         Request(
             n=plan.n, steps=count, seed=plan.seed, temperature=temperature, latent_temperature=tau,
             sampler=plan.sampler if not model.backbone.causal else None, top_p=plan.top_p, remask=plan.remask,
-            sweeps=plan.sweeps, guidance=guidance,
+            spacing=plan.spacing, guidance=guidance,
         )
         for count, tau, temperature in itertools.product(steps, taus, plan.temperatures or (None,))
     ]  # fmt: skip
@@ -231,7 +231,7 @@ def typical_length(scored: Scored) -> int:
 
 def model_facts(samples: Samples, run: Path) -> dict[str, Any]:
     """How samples were drawn."""
-    names = ("steps", "sampler", "temperature", "top_p", "remask", "sweeps", "guidance", "tau", "seed", "latent",
+    names = ("steps", "sampler", "temperature", "top_p", "remask", "spacing", "guidance", "tau", "seed", "latent",
              "precision")  # fmt: skip
     file = str(samples.file.relative_to(run)) if samples.file else None
     own = {name: samples.settings.get(name) for name in names}
@@ -316,7 +316,7 @@ def _point(at: float, scored: Scored, length: int) -> Point:
 def _matched_row(rows: Rows, along: str, other: str, points: Sequence[Point], entropy: float) -> dict[str, Any]:
     """The row of one curve."""
     row = rows[0]
-    kept = ("arm", "process", "steps", "sampler", "top_p", "remask", "sweeps", "guidance", "seed", "precision",
+    kept = ("arm", "process", "steps", "sampler", "top_p", "remask", "spacing", "guidance", "seed", "precision",
             "device", "n", "entropy_length", *(key for key in row if key.startswith("evaluator")), "date")  # fmt: skip
     found, span = matched(points, entropy), reach(points)
     low, high = found.between if found else (None, None)

@@ -139,7 +139,7 @@ def is_own(arm: Arm, asked: Mapping[str, Any], tau: float | None) -> bool:
     sampler = {"sedd": "analytic", "ar": "ar"}.get(arm.config.process, "ancestral")
     own = {"temperature": sample.temperature, "seed": SEED, "top_p": 1.0, "remask": 0.0, "guidance": own_guidance(arm)}
     is_plain = all(asked.get(name, value) == value for name, value in own.items())
-    is_plain = is_plain and asked.get("sweeps", 1.0) == (sample.sweeps if asked.get("sampler") == "spaced" else 1.0)
+    is_plain = is_plain and asked.get("spacing") == (sample.spacing if asked.get("sampler") == "spaced" else None)
     is_plain = is_plain and asked.get("sampler") in (sampler, sample.sampler)
     is_plain = is_plain and (arm.tau is None or tau is None or abs(tau - arm.tau) < 1e-6)
     return is_plain and (arm.weights is None or asked.get("weights") == arm.weights)

@@ -12,12 +12,11 @@ a random order of the steps. Words drawn at once do not see each other, and neig
 far ones share, a latent can tell them. A model of masked diffusion was trained for any set of masks, so it is as much
 a way to write with it as any other order.
 
-What is written first is written on the least. With more than one sweep the positions of a step are masked again some
-steps later, in the same order, and written anew given all the rest: Gibbs sampling, a block at a time. K steps of c
-sweeps write ceil(K / c) classes of positions, and the last sweep ends where the steps do.
+What is written first is written on the least. With a spacing c below K, positions of a step lie c apart, so that c
+steps write all of them; then those of the first step are masked again and written anew given all the rest, and so on in
+the same order until the steps are spent: Gibbs sampling, a block at a time.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +66,7 @@ def ancestral_steps(
     K, (B, L) = settings.steps, x_BL.shape
     u_BL, masked_BL = row_uniform(keys_B, 0, UNMASK_STREAM, L), (x_BL == mask_id).cpu().numpy()
     if settings.sampler == "spaced":
-        step_BSL = spaced_steps(u_BL, masked_BL, K, settings.sweeps)
+        step_BSL = spaced_steps(u_BL, masked_BL, K, settings.spacing)
     else:
         step_BL = np.where(masked_BL, np.floor(u_BL * K).astype(np.int64), NEVER)
         step_BSL = (_without_gaps(step_BL) if callback is None and skip else step_BL)[:, None]
@@ -81,7 +80,7 @@ def ancestral_steps(
         if not skip:
             local_N, rows_R, count_R = row_N, everyone, (step_BSL == step).sum(axis=(1, 2))
         if len(rows_R):
-            if settings.sweeps > 1:
+            if step_BSL.shape[1] > 1:
                 x_BL[row_N, place_N] = mask_id
             some_R = rows_R if len(rows_R) < B else None
             x_RL = x_BL if some_R is None else x_BL[some_R]
@@ -96,26 +95,25 @@ def ancestral_steps(
 
 
 def spaced_steps(
-    u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int, sweeps: float = 1.0
+    u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int, spacing: int | None = None
 ) -> NDArray[np.int64]:
-    """The steps (B, S, L) of every masked position, one a sweep; `NEVER` where it has none.
+    """The steps (B, S, L) of every masked position, one a sweep over the row; `NEVER` where it has none.
 
     The n-th masked position of a row is of class n mod c, and the classes come in the order u puts them in. There are
-    as many as a sweep has steps, at least two if any are written anew, and no more than positions.
+    no more of them than positions; a row with fewer is swept over as often, in fewer steps.
     """
-    count_B1 = masked_BL.sum(axis=1, keepdims=True)
-    most = steps if sweeps == 1 else max(math.ceil(steps / sweeps), min(steps, 2))
-    classes_B1 = np.clip(count_B1, 1, most)
+    most = min(steps, spacing or steps)
+    classes_B1 = np.clip(masked_BL.sum(axis=1, keepdims=True), 1, most)
     width = int(classes_B1.max(initial=1))
     u_BC = np.where(np.arange(width) < classes_B1, u_BL[:, :width], np.inf)
     step_BC = np.argsort(np.argsort(u_BC, axis=1, kind="stable"), axis=1)
     class_BL = (np.cumsum(masked_BL, axis=1) - 1) % classes_B1
-    step_BL = np.take_along_axis(step_BC, class_BL, axis=1)
-    # All at once, and again all at once, would be the first draw for nothing.
-    total_B1 = np.where(classes_B1 > 1, np.minimum(np.ceil(sweeps * classes_B1), steps).astype(np.int64), 1)
-    number_S1 = np.arange(int(np.ceil(total_B1 / classes_B1).max(initial=1)))[:, None]
-    step_BSL = step_BL[:, None] + number_S1 * classes_B1[:, None]
-    return np.where(masked_BL[:, None] & (step_BSL < total_B1[:, None]), step_BSL, NEVER)
+    step_B1L = np.take_along_axis(step_BC, class_BL, axis=1)[:, None]
+    # To write the only class anew would be to draw it again from the same law.
+    total_B11 = np.where(classes_B1 > 1, -(-classes_B1 * steps // most), 1)[:, None]
+    sweeps_S1 = np.arange(-(-steps // most))[:, None]
+    step_BSL = step_B1L + sweeps_S1 * classes_B1[:, None]
+    return np.where(masked_BL[:, None] & (step_BSL < total_B11), step_BSL, NEVER)
 
 
 def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:

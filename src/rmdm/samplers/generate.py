@@ -81,7 +81,7 @@ def own_settings(
         steps=backbone.length if backbone.causal else steps or config.steps,
         temperature=config.temperature,
         guidance=config.guidance if learnt_without else 1.0,
-        sweeps=config.sweeps if sampler == "spaced" else 1.0,
+        spacing=config.spacing if sampler == "spaced" else None,
     )
 
 

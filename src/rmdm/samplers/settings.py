@@ -36,14 +36,14 @@ class SampleSettings:
     (confidence orders only)."""
     guidance: float = 1.0
     """Weight on the latent: logits = l_null + guidance (l_z - l_null)."""
-    sweeps: float = 1.0
-    """How often the steps go over the text: what one sweep wrote, the next one writes anew, a step's positions at a
-    time, seeing all the rest (`spaced` only). The number of steps stays what it is."""
+    spacing: int | None = None
+    """How many masked positions apart those of a step lie (`spaced` only). When that many steps have written all of
+    them, those that are left write them anew, seeing all the rest. None: as many as there are steps."""
 
     def words(self) -> str:
         """How the texts are written, apart from the number of steps: the sampler and what is not at its default."""
         default = SampleSettings()
-        names = ("temperature", "top_p", "remask", "sweeps", "guidance")
+        names = ("temperature", "top_p", "remask", "spacing", "guidance")
         changed = [f"{name} {value:g}" for name in names if (value := getattr(self, name)) != getattr(default, name)]
         return ", ".join([self.sampler, *changed])
 
@@ -61,9 +61,9 @@ class SampleSettings:
             raise ConfigError(
                 f"remask={self.remask} needs a sampler that knows how sure it was, not {self.sampler!r}; {remedy}"
             )
-        if self.sweeps > 1 and self.sampler != "spaced":
-            remedy = "use spaced, or sweeps=1" if "spaced" in fitting else "use sweeps=1"
-            raise ConfigError(f"sweeps={self.sweeps:g} goes with the spaced order, not {self.sampler!r}; {remedy}")
+        if self.spacing is not None and self.sampler != "spaced":
+            remedy = "use spaced, or leave it out" if "spaced" in fitting else "leave it out"
+            raise ConfigError(f"spacing={self.spacing} is for the spaced order, not {self.sampler!r}; {remedy}")
         if self.guidance != 1 and backbone.latent is None:
             raise ConfigError(f"guidance={self.guidance} on a model without a latent; use guidance=1 or an rmdm model")
 
@@ -76,8 +76,8 @@ class SampleSettings:
             raise ConfigError(f"top_p={self.top_p} is not above 0 and at most 1; use 0.9, or 1.0 to keep every token")
         if not 0 <= self.remask < 1:
             raise ConfigError(f"remask={self.remask} is not at least 0 and below 1; use 0.1, for example")
-        if not 1 <= self.sweeps < math.inf:
-            raise ConfigError(f"sweeps={self.sweeps} is not a number of at least 1; use 2, for example")
+        if self.spacing is not None and self.spacing < 2:
+            raise ConfigError(f"spacing={self.spacing} is below 2; use 8, for example")
         if not abs(self.guidance) <= MOST_GUIDANCE:
             raise ConfigError(
                 f"guidance={self.guidance} is not in -{MOST_GUIDANCE}..{MOST_GUIDANCE}; use 1.0, for example"

@@ -58,7 +58,8 @@ class Answers:
     def streams(self) -> bool:
         """Whether the text of the first tokens is the beginning of the text, whatever follows."""
         how, decoder = self.ready.settings, self.model.tokenizer.backend.decoder
-        return how.remask == 0 and how.sweeps == 1 and (decoder is None or type(decoder).__name__ == "ByteLevel")
+        writes_once = how.remask == 0 and (how.spacing is None or how.spacing >= how.steps)
+        return writes_once and (decoder is None or type(decoder).__name__ == "ByteLevel")
 
     def ended(self, row_L: Row) -> Ended:
         """The completion in a row."""

@@ -71,8 +71,8 @@ class CompletionRequest(BaseModel):
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(None, description="Denoising steps.")
     sampler: Word | None = Field(None, description="One of the model's samplers; see GET /v1/models.")
     remask: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = None
-    sweeps: Annotated[FiniteFloat, Field(ge=1, le=MOST_STEPS)] | None = Field(
-        None, description="How often the steps go over the text (spaced)."
+    spacing: Annotated[int, Field(ge=2, le=1_000_000)] | None = Field(
+        None, description="Masked positions between those of a step; steps beyond so many write anew (spaced)."
     )
     guidance: Annotated[FiniteFloat, Field(ge=-1000, le=1000)] | None = Field(None, description="Weight on the latent.")
     latent_temperature: Positive | Literal["paper"] | None = None

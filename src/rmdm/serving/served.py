@@ -20,7 +20,7 @@ GAP = 16
 LEAST_TEMPERATURE = 1e-4
 """What temperature 0 is taken for: the likeliest token, but for ties within rounding."""
 SAME = (
-    "steps", "seed", "sampler", "top_p", "remask", "sweeps", "guidance", "latent_temperature", "latent_seed", "like",
+    "steps", "seed", "sampler", "top_p", "remask", "spacing", "guidance", "latent_temperature", "latent_seed", "like",
     "weight", "infill", "tokens", "given", "draws", "rounds",
 )  # fmt: skip
 """Fields that mean the same in a request of ours."""

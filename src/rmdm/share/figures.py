@@ -162,10 +162,10 @@ def judge_flags(asked: dict[str, Any]) -> str:
 
 
 FLAGS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "stories": lambda asked: flag(asked, "steps", "n", "ceiling", "sampler", "temperature", "sweeps", "guidance"),
+    "stories": lambda asked: flag(asked, "steps", "n", "ceiling", "sampler", "temperature", "spacing", "guidance"),
     "ppl": lambda asked: set_flag(asked) + flag(asked, "rows", "draws", "seed"),
     "gen": lambda asked: (
-        flag(asked, "steps", "n", "seed", "sampler", "top_p", "remask", "sweeps", "guidance")
+        flag(asked, "steps", "n", "seed", "sampler", "top_p", "remask", "spacing", "guidance")
         + flag(asked, "temperatures", "taus", "entropy")
         + evaluator_flag(asked)
         + flag(asked, "bos", "length")

@@ -24,15 +24,20 @@ TIMED = tiny_backbone(V, L, time=True)
 MASK = V
 
 any_order_settings = st.builds(
-    lambda name, steps, temperature, top_p, remask, sweeps: SampleSettings(
-        name, steps, temperature, top_p, remask if name in CONFIDENCE else 0.0, sweeps=sweeps if name == "spaced" else 1
+    lambda name, steps, temperature, top_p, remask, spacing: SampleSettings(
+        name,
+        steps,
+        temperature,
+        top_p,
+        remask if name in CONFIDENCE else 0.0,
+        spacing=spacing if name == "spaced" else None,
     ),
     st.sampled_from([name for name in SAMPLERS if name != "ar"]),
     st.integers(1, 20),
     st.sampled_from([0.3, 1.0, 1.7]),
     st.sampled_from([0.5, 1.0]),
     st.sampled_from([0.0, 0.25, 0.9]),
-    st.sampled_from([1.0, 1.5, 2.0, 7.0, 100.0]),
+    st.sampled_from([None, 2, 3, 8, 100]),
 )
 tokens = st.integers(0, V - 1)
 patterns = st.lists(st.lists(st.one_of(st.just(MASK), tokens), min_size=L, max_size=L), min_size=1, max_size=5)
@@ -127,19 +132,19 @@ def test_skipping_runs_no_row_in_vain(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("steps", "sweeps", "passes"), [(6, 1, 6), (6, 2, 6), (20, 1, L), (20, 2, 2 * L), (5, 9, 5), (1, 3, 1)]
+    ("steps", "spacing", "passes"), [(6, None, 6), (6, 3, 6), (20, None, L), (20, 4, 20), (20, 10, 16), (1, 3, 1)]
 )
-def test_sweeps_take_no_more_steps_than_asked_for(monkeypatch, steps, sweeps, passes):
+def test_writing_anew_takes_the_steps_that_are_left(monkeypatch, steps, spacing, passes):
     x_BL, keys_B = torch.full((3, L), MASK), row_keys(0, range(3))
     ran = count_rows(monkeypatch, MODEL)
-    sample(Denoiser(MODEL), x_BL, keys_B, SampleSettings("spaced", steps=steps, sweeps=sweeps))
+    sample(Denoiser(MODEL), x_BL, keys_B, SampleSettings("spaced", steps=steps, spacing=spacing))
     assert ran == [3] * passes
 
 
-def test_a_sweep_changes_words_but_leaves_no_gap():
+def test_writing_anew_changes_words_but_leaves_no_gap():
     x_BL, states = torch.full((64, L), MASK), []
     x_BL[:, 0] = 5
-    chosen = SampleSettings("spaced", steps=7, sweeps=2)
+    chosen = SampleSettings("spaced", steps=7, spacing=4)
     sample(Denoiser(MODEL), x_BL, row_keys(0, range(64)), chosen, lambda s, x: states.append(x.clone()))
     assert [bool((x == MASK).any()) for x in states] == [True, True, True, False, False, False, False]
     assert all((a != b).any() for a, b in itertools.pairwise(states))
@@ -231,7 +236,7 @@ def requests(chosen: SampleSettings, model, n: int, batch: int, block: int | Non
     ("name", "chosen"),
     [
         ("latent", SampleSettings(steps=8)),
-        ("latent", SampleSettings("spaced", steps=8, sweeps=2)),
+        ("latent", SampleSettings("spaced", steps=8, spacing=4)),
         ("plain", SampleSettings("entropy", steps=6, remask=0.2, top_p=0.9)),
         ("plain", SampleSettings("balanced", steps=6, remask=0.1)),
         ("causal", SampleSettings("ar", top_p=0.9)),

@@ -1,7 +1,7 @@
 """Texts before judges: the paper's Appendix D, with what it leaves out: answers that could not be used, and agreement.
 
 The rows of RUN/eval/judge.json are of two kinds. `row: scores` is what one judge makes of one set of texts: `arm`,
-`steps` and the other settings the texts were written with (`sampler`, `temperature`, `top_p`, `remask`, `sweeps`,
+`steps` and the other settings the texts were written with (`sampler`, `temperature`, `top_p`, `remask`, `spacing`,
 `guidance`, `seed`, `latent`, `latent_seed`, `tau`, `precision`), `device`; `judge`, `judge_url`, `judge_options`
 (JSON), `prompt` (its fingerprint), `date`; `n` texts, of which `judged`, `malformed`, `out_of_range` and `failed`; and
 for each of the five criteria its mean under its own name and the 95% interval's half-width under `<criterion>_half`,

@@ -19,9 +19,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", help="instead of the model's own: ancestral, spaced, entropy, balanced, ...")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
     parser.add_argument("--remask", type=float, help="share of unsure tokens each step takes back (confidence orders)")
-    parser.add_argument(
-        "--sweeps", type=float, help="how often the steps go over a text (spaced; default: the preset's)"
-    )
+    parser.add_argument("--spacing", type=int, help="positions between those of a step (spaced; default: the preset's)")
     parser.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
     frontier = parser.add_argument_group("GenPPL at equal entropy")
     frontier.add_argument("--temperatures", help="draw at each, for example 0.7,0.8,0.9,1 (default: the preset's)")
@@ -82,9 +80,9 @@ def run(args: argparse.Namespace, show: Callable[[str], None]) -> dict[str, Any]
     return {"gen": rows}
 
 
-KEPT = ("seed", "sampler", "top_p", "remask", "sweeps", "guidance", "entropy", "bos", "anyway")
+KEPT = ("seed", "sampler", "top_p", "remask", "spacing", "guidance", "entropy", "bos", "anyway")
 """Flags that mean what the plan's field of that name means."""
-OF_RUNS = ("steps", "temperatures", "taus", "sampler", "top_p", "remask", "sweeps", "guidance", "entropy")
+OF_RUNS = ("steps", "temperatures", "taus", "sampler", "top_p", "remask", "spacing", "guidance", "entropy")
 """Flags that say how texts are written."""
 
 

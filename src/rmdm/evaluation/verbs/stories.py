@@ -8,7 +8,7 @@ from rmdm.arguments import at_least_one, run_folders, step_counts
 from rmdm.errors import ConfigError
 
 SAMPLERS = ("ancestral", "spaced", "max_prob", "margin", "entropy", "balanced", "analytic", "euler")
-CHANGES = ("sampler", "temperature", "sweeps", "guidance")
+CHANGES = ("sampler", "temperature", "spacing", "guidance")
 HELP = "figures of storyworld samples, by exact rules"
 
 
@@ -20,9 +20,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ceiling", action="store_true", help="also write with the latents of held-out stories")
     parser.add_argument("--sampler", choices=SAMPLERS, help="instead of the model's own, where it fits the model")
     parser.add_argument("--temperature", type=float, help="divides the logits (default: the preset's)")
-    parser.add_argument(
-        "--sweeps", type=float, help="how often the steps go over a story (spaced; default: the preset's)"
-    )
+    parser.add_argument("--spacing", type=int, help="positions between those of a step (spaced; default: the preset's)")
     parser.add_argument("--guidance", type=float, help="weight on the latent (default: the preset's)")
 
 

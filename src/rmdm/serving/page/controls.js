@@ -4,7 +4,7 @@ import { OWN, isCausal, numberOf, randomSeed, stepsOf } from "./state.js";
 
 const LADDER = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
 const TEMPERATURES = { low: 0, high: 1.5 };
-const NUMBERS = ["steps", "seed", "temperature", "top_p", "remask", "sweeps", "guidance", "latent_temperature",
+const NUMBERS = ["steps", "seed", "temperature", "top_p", "remask", "spacing", "guidance", "latent_temperature",
   "latent_seed"];
 
 const at = (id) => document.getElementById(id);
@@ -90,7 +90,7 @@ export class Controls {
     at("guidance-row").hidden = !having.some((model) => model.has_null);
     at("latent_temperature-row").hidden = having.length === 0 || state.z !== "draw";
     at("remask-row").hidden = this.shown.every(isCausal);
-    at("sweeps-row").hidden = !this.shown.some((model) => (this.state.sampler ?? model.settings.sampler) === "spaced");
+    at("spacing-row").hidden = !this.shown.some((model) => (this.state.sampler ?? model.settings.sampler) === "spaced");
     for (const end of ["from", "to"]) at(end).disabled = having.length === 0 || state.z !== "between"; // else it must hold something
     if (!having.length) return;
     at("latent-title").textContent = this.shown.length > 1 ? `Latent of ${having.map(({ id }) => id).join(" and ")}` : "Latent";

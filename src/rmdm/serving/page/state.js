@@ -12,7 +12,7 @@ const NUMBERS = {
   temperature: { low: 0, high: 100 },
   top_p: { low: 0, high: 1 },
   remask: { low: 0, high: 1 },
-  sweeps: { low: 1, high: 4096 },
+  spacing: { low: 2, high: 1000000, isWhole: true },
   guidance: { low: -1000, high: 1000 },
   latent_temperature: { low: 0, high: 1000 },
   latent_seed: { low: 0, high: Number.MAX_SAFE_INTEGER, isWhole: true },
@@ -20,12 +20,12 @@ const NUMBERS = {
 };
 
 /** Numbers that only say how to sample. */
-export const OWN = ["steps", "temperature", "top_p", "remask", "sweeps", "guidance", "latent_temperature"];
+export const OWN = ["steps", "temperature", "top_p", "remask", "spacing", "guidance", "latent_temperature"];
 
 export function freshState(models) {
   return {
     models: models.slice(0, 2).map((model) => model.id),
-    text: "", seed: 0, steps: null, sampler: null, temperature: null, top_p: null, remask: null, sweeps: null,
+    text: "", seed: 0, steps: null, sampler: null, temperature: null, top_p: null, remask: null, spacing: null,
     guidance: null, latent_temperature: null, latent_seed: null, z: "draw", like: "", from: "0", to: "1", weight: 0.5,
   };
 }
@@ -120,7 +120,7 @@ export function requestFor(model, state, steps) {
     if (state[name] !== null) body[name] = state[name];
   }
   if (state.remask !== null && model.samplers.some((name) => CONFIDENCE.includes(name))) body.remask = state.remask;
-  if (state.sweeps !== null && (body.sampler ?? model.settings.sampler) === "spaced") body.sweeps = state.sweeps;
+  if (state.spacing !== null && (body.sampler ?? model.settings.sampler) === "spaced") body.spacing = state.spacing;
   if (state.guidance !== null && model.has_null) body.guidance = state.guidance;
   return model.latent ? { ...body, ...latentOf(model, state) } : body;
 }
