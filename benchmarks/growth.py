@@ -75,6 +75,7 @@ def measure(axis: str, what: str, value: int, process: str, device: torch.device
         size = replace(size, groups=4) if what == "length" else size
     batch = value if what == "batch" else 8
     if axis.startswith("train"):
+        model_of.cache_clear()  # what writes is none of training's memory
         batch = max(1, TRAINED_TOKENS[device.type] // value) if what == "length" and not args.small else batch
         batch = min(size.batch, TRAINED_TOKENS[device.type] // size.length) if what == "vocab" else batch
         return timed_training(size, process, device, batch)

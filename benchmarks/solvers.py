@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from rmdm.hub import load_model
+from rmdm.hub import find_device, load_model
 from rmdm.meanflow.flow import Flow
 from rmdm.meanflow.transport import integrate
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--reference", type=int, default=512)
     args = parser.parse_args()
     for run in args.runs:
-        model = load_model(run)
+        model = load_model(run, find_device("auto"))
         flow = model.latents.source.flow
         if flow is None:
             print(f"{run} draws its latents without a flow")

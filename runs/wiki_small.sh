@@ -74,7 +74,7 @@ texts() {
     case $name in
         ar) set -- --n "$N" "$@" ;;
         sedd) set -- --steps "$STEPS" --n "$N" "$@" ;;
-        *) set -- --steps "$STEPS" --n "$N" --sampler ancestral "$@" ;;
+        *) set -- --steps "$STEPS" --n "$N" --sampler ancestral --guidance 1 "$@" ;; # presets may say more
     esac
     case $name in paper) taus='--taus paper,1' ;; esac
     once "gen-$name" $RMDM eval gen "$OUT/$name" --temperatures "$TEMPERATURES" $taus --evaluator "$EVALUATOR" "$@"
@@ -186,7 +186,7 @@ figures() {
     case $1 in mdlm | mdlm-long | rmdm | rmdm-long | paper) once "gap-$1" $RMDM eval gap "$OUT/$1" ;; esac
 }
 
-once extras $PYTHON -c 'import matplotlib, rmdm, umap'
+case " $ONLY " in *" figures "*) once extras $PYTHON -c 'import matplotlib, rmdm, umap' ;; esac
 once evaluator $PYTHON -c 'import sys; from rmdm.evaluation.evaluator import find_evaluator; find_evaluator(sys.argv[1])' "$EVALUATOR"
 once prepare $RMDM prepare wiki-small-rmdm "${DATA[@]}"
 for part in $ONLY; do
@@ -211,6 +211,7 @@ for name in mdlm-long rmdm-long; do # alone on the GPU
     [ -d "$OUT/$name" ] || continue
     once "speed-$name" $RMDM bench sample "$OUT/$name" --steps "$STEPS" --batch 64
 done
+[ ! -d "$OUT/rmdm-long" ] || once speed-unguided $RMDM bench sample "$OUT/rmdm-long" --guidance 1 --steps "$STEPS" --batch 64
 for name in paper rmdm; do
     [ -d "$OUT/flow-$name" ] || continue
     once "latents-$name" $RMDM latents "$OUT/flow-$name"

@@ -198,18 +198,19 @@ def test_without_a_latent_the_learned_null_is_used(latent_model):
 def spaced_law(p: Probs, steps: int, start: Row = FREE, spacing: int | None = None) -> Law:
     """Masked places that lie c masked places apart are written at once, in every order of the c classes alike.
 
-    Without a spacing c is the number of steps. When all are written the first class is masked and written again, and so
-    on until the steps are spent, or the share of them that goes with fewer places than the spacing.
+    Without a spacing c is the number of steps. With one all are written in that many steps; then the first class is
+    masked and written again, and so on until the steps are spent. With fewer places than the spacing there are as many
+    classes, and in the steps left of each sweep nothing happens.
     """
     places = masked(start)
-    most = min(steps, spacing or steps)
-    period = min(len(places), most)
-    total = math.ceil(period * steps / most) if period > 1 else period
+    sweep = min(steps, spacing or steps)
+    period = min(len(places), sweep)
+    written_at = [step % sweep for step in range(steps if period > 1 else period) if step % sweep < period]
     orders, law = list(itertools.permutations(range(period))), defaultdict(float)
     for order in orders:
         one: Law = {start: 1.0}
-        for step in range(total):
-            chosen, before = places[order[step % period] :: period], defaultdict(float)
+        for number in written_at:
+            chosen, before = places[order[number] :: period], defaultdict(float)
             for row, mass in one.items():
                 before[tuple(MASK if i in chosen else token for i, token in enumerate(row))] += mass
             one = evolved(before, lambda _, chosen=chosen: [(1.0, chosen)], p)
@@ -440,7 +441,7 @@ def test_a_schedule_is_the_same_by_counting_and_by_sorting(monkeypatch):
     found = []
     for sparse in (0, 16):
         monkeypatch.setattr(ancestral, "SPARSE", sparse)
-        schedule = ancestral._Schedule.of(step_BL[:, None], 5, noise_BL[:, None], torch.device("cpu"))
+        schedule = ancestral._Schedule.of(step_BL, 5, noise_BL, torch.device("cpu"))
         found.append([[part.tolist() for part in schedule.at(step)] for step in range(5)])
     assert found[0] == found[1]
     row, place, local, _, rows, count = found[0][4]

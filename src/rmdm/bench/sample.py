@@ -8,6 +8,7 @@ meanwhile, weights included; None on a CPU), `parameters`, `device`, `precision`
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from torch import nn
 
 from rmdm.bench.machine import facts, forget_peak, peak_bytes, timed
 from rmdm.config import Config
+from rmdm.errors import ConfigError
 from rmdm.evaluation.record import Rows, recorded
 from rmdm.hub import Model, device_name, load_model
 from rmdm.kinds import Show
@@ -35,21 +37,33 @@ LEAST_SECONDS, MOST_REPEATS = 1.0, 200
 """Requests are repeated until they took this long together, or so often."""
 
 
+def opened(run: Path, device: torch.device, guidance: float | None) -> Model:
+    """A trained model, led by its latent as asked."""
+    model = load_model(run, device)
+    if guidance is None:
+        return model
+    if model.backbone.latent is None:
+        raise ConfigError(f"--guidance {guidance:g} weighs a latent, and {model.config.name} has none; leave it out")
+    replace(own_settings(model.backbone, model.config.sample), guidance=guidance).check(model.backbone)
+    return replace(model, config=replace(model.config, sample=replace(model.config.sample, guidance=guidance)))
+
+
 def bench_runs(
     runs: Sequence[Path], device: torch.device, steps: Sequence[int], batch: int, repeats: int, show: Show,
+    guidance: float | None = None,
 ) -> Rows:  # fmt: skip
     """Rows of every run, kept in its folder."""
     rows: Rows = []
     for run in runs:  # all mistakes first; no model is kept: it would count among another's memory
-        load_model(run)
+        opened(run, torch.device("cpu"), guidance)
     for run in runs:
-        model = load_model(run, device)
+        model = opened(run, device, guidance)
         counts = list(steps) or default_steps(model)
         # A figure of another machine is another figure.
         asked = {
             "weights": file_signature(model.folder / "model.safetensors"), "steps": counts, "batch": batch,
             "repeats": repeats, "device": device_name(device), "torch": torch.__version__,
-            "precision": named(dtype(device)),
+            "precision": named(dtype(device)), "sample": asdict(model.config.sample),
         }  # fmt: skip
         home = run if run.is_dir() else model.folder
 
@@ -109,11 +123,12 @@ def write(writer: Writer, how: SampleSettings, tau: Any, batch: int, seed: int) 
 
 def latency_of_runs(
     runs: Sequence[Path], device: torch.device, steps: Sequence[int], requests: int, show: Show,
+    guidance: float | None = None,
 ) -> Rows:  # fmt: skip
     """How long one text takes, a row for every run and number of steps."""
     rows: Rows = []
     for run in runs:
-        model = load_model(run, device)
+        model = opened(run, device, guidance)
         show(f"bench: {model.config.name} writes one text at a time, {requests} times")
         for count in list(steps) or default_steps(model):
             rows.append(latency(model.writer(), model.config, count, requests))
@@ -128,17 +143,19 @@ def latency(writer: Writer, config: Config, steps: int, requests: int) -> dict[s
         write(writer, how, tau, 1, seed)
     seconds = [timed(device, lambda s=seed: write(writer, how, tau, 1, s)) for seed in range(requests)]
     return {
-        "arm": config.name, "steps": how.steps, "length": writer.backbone.length, "requests": requests,
-        "median_seconds": median(seconds), "p95_seconds": float(np.percentile(seconds, 95)), **facts(device),
+        "arm": config.name, "steps": how.steps, "guidance": how.guidance, "length": writer.backbone.length,
+        "requests": requests, "median_seconds": median(seconds), "p95_seconds": float(np.percentile(seconds, 95)),
+        **facts(device),
     }  # fmt: skip
 
 
 def render(rows: Rows) -> str:
     """The table."""
-    titles = ["model", "steps", "tokens/s", "80% of requests", "ms a step", "ms latent", "seconds", "weights", "peak"]
+    titles = ["model", "steps", "guidance", "tokens/s", "80% of requests", "ms a step", "ms latent", "seconds",
+              "weights", "peak"]  # fmt: skip
     body = [
         [
-            str(row["arm"]), str(row["steps"]), f"{row['tokens_per_s']:,.0f}", spread(row),
+            str(row["arm"]), str(row["steps"]), f"{row['guidance']:g}", f"{row['tokens_per_s']:,.0f}", spread(row),
             f"{1000 * row['seconds_per_step']:.2f}",
             "-" if row["latent_seconds"] is None else f"{1000 * row['latent_seconds']:.1f}", f"{row['seconds']:.3f}",
             f"{row['weight_bytes'] / 2**20:.0f} MiB",
@@ -159,11 +176,11 @@ def spread(row: dict[str, Any]) -> str:
 
 def render_latency(rows: Rows) -> str:
     """The table."""
-    titles = ["model", "steps", "median ms", "95th percentile", "requests"]
+    titles = ["model", "steps", "guidance", "median ms", "95th percentile", "requests"]
     body = [
         [
-            str(row["arm"]), str(row["steps"]), f"{1e3 * row['median_seconds']:.1f}", f"{1e3 * row['p95_seconds']:.1f}",
-            str(row["requests"]),
+            str(row["arm"]), str(row["steps"]), f"{row['guidance']:g}", f"{1e3 * row['median_seconds']:.1f}",
+            f"{1e3 * row['p95_seconds']:.1f}", str(row["requests"]),
         ]
         for row in rows
     ]  # fmt: skip

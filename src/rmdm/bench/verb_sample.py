@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rmdm.arguments import at_least_one, run_folders, step_counts
+from rmdm.arguments import as_flag, at_least_one, run_folders, step_counts
 from rmdm.bench.flags import ARMS, chosen, machine_flags, measured_machine, with_groups
 from rmdm.bench.sizes import SIZES, Size, find_size
 from rmdm.errors import ConfigError
@@ -30,6 +30,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
         default=3,
         help="times each is measured at least, and for a second; the median counts (default 3)",
     )
+    parser.add_argument("--guidance", type=float, help="of runs: weight on the latent (default: the model's)")
     parser.add_argument("--process", help="with --size: mdlm, rmdm or both (default)")
     parser.add_argument("--groups", type=int, help="with --size: groups of an RMDM's latent (default: the size's own)")
     parser.add_argument("--arms", help="with --size: ours, reference or both (default)")
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     if args.size is not None:
         if args.runs:
             raise ConfigError(f"--size {args.size} and {args.runs[0]} cannot be measured together; leave one out")
+        if args.guidance is not None:
+            raise ConfigError("--guidance has no effect on random weights; use it with runs")
         return run_size(args, with_groups(find_size(args.size), args.groups), steps, batch, repeats, requests, show)
     if not args.runs:
         raise ConfigError("nothing to measure; name runs, or a size such as --size wiki-small")
@@ -63,10 +66,13 @@ def run(args: argparse.Namespace, show: Show) -> Outcome:
     from rmdm.hub import find_device
 
     runs, device = run_folders(args.runs), find_device(args.device)
-    outcome: Outcome = {"bench": bench_runs(runs, device, steps, batch, repeats, show)}
+    try:
+        outcome: Outcome = {"bench": bench_runs(runs, device, steps, batch, repeats, show, args.guidance)}
+    except ConfigError as error:
+        raise ConfigError(as_flag(str(error), ["guidance"])) from None
     show(render(outcome["bench"]))
     if args.latency:
-        outcome["latency"] = latency_of_runs(runs, device, steps, requests, show)
+        outcome["latency"] = latency_of_runs(runs, device, steps, requests, show, args.guidance)
         show(render_latency(outcome["latency"]))
     return outcome
 

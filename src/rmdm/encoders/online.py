@@ -115,6 +115,9 @@ class OnlineLatents:
     """Rows encoded as they are taken: what `LatentRows` reads from a cache, without one (and without its rounding)."""
 
     def __init__(self, config: Config, tokens: TokenRows, encoder: Encoder, whitening: Whitening) -> None:
+        if encoder.device.type == "cuda":
+            # A thread may embed while another compiles a step of training; torch 2.11 takes that for nested tracing.
+            torch._dynamo.config.error_on_nested_fx_trace = False
         self._rows = RowEncoder(config, tokens, encoder)
         self._whitening = whitening.to(encoder.device)
         self.groups, self.dim, self.split = config.latent.groups, whitening.dim, tokens.split

@@ -65,22 +65,26 @@ def ancestral_steps(
     """The same, asking for the network; `sure_BL` gets the probability of each token that is written."""
     K, (B, L) = settings.steps, x_BL.shape
     u_BL, masked_BL = row_uniform(keys_B, 0, UNMASK_STREAM, L), (x_BL == mask_id).cpu().numpy()
-    if settings.sampler == "spaced":
-        step_BSL = spaced_steps(u_BL, masked_BL, K, settings.spacing)
-    else:
-        step_BL = np.where(masked_BL, np.floor(u_BL * K).astype(np.int64), NEVER)
-        step_BSL = (_without_gaps(step_BL) if callback is None and skip else step_BL)[:, None]
-    if callback is None and skip:
-        K = int(step_BSL.max(initial=NEVER)) + 1
-    noise_BSL = np.stack([row_uniform(keys_B, sweep, TOKEN_STREAM, L) for sweep in range(step_BSL.shape[1])], axis=1)
-    schedule = _Schedule.of(step_BSL, K, noise_BSL, x_BL.device)
+    sweep = min(K, settings.spacing or K)  # as many steps write every position once
+    is_spaced = settings.sampler == "spaced"
+    step_BL = spaced_steps(u_BL, masked_BL, sweep) if is_spaced else np.floor(u_BL * K).astype(np.int64)
+    step_BL[~masked_BL] = NEVER
+    if callback is None and skip and sweep == K:
+        step_BL = _without_gaps(step_BL)
+        K = sweep = int(step_BL.max(initial=NEVER)) + 1
+    schedule = _Schedule.of(step_BL, sweep, row_uniform(keys_B, 0, TOKEN_STREAM, L), x_BL.device)
     x_BL, everyone = x_BL.clone(), torch.arange(B, device=x_BL.device)
     for step in range(K):
-        row_N, place_N, local_N, noise_N, rows_R, count_R = schedule.at(step)
+        swept, at = divmod(step, sweep)
+        if swept and at == 0:
+            # A row that is written all at once would be drawn again from the same law.
+            step_BL = np.where(step_BL.max(axis=1, keepdims=True) > 0, step_BL, NEVER)
+            schedule = _Schedule.of(step_BL, sweep, row_uniform(keys_B, swept, TOKEN_STREAM, L), x_BL.device)
+        row_N, place_N, local_N, noise_N, rows_R, count_R = schedule.at(at)
         if not skip:
-            local_N, rows_R, count_R = row_N, everyone, (step_BSL == step).sum(axis=(1, 2))
+            local_N, rows_R, count_R = row_N, everyone, (step_BL == at).sum(axis=1)
         if len(rows_R):
-            if step_BSL.shape[1] > 1:
+            if swept:
                 x_BL[row_N, place_N] = mask_id
             some_R = rows_R if len(rows_R) < B else None
             x_RL = x_BL if some_R is None else x_BL[some_R]
@@ -94,26 +98,17 @@ def ancestral_steps(
     return x_BL
 
 
-def spaced_steps(
-    u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int, spacing: int | None = None
-) -> NDArray[np.int64]:
-    """The steps (B, S, L) of every masked position, one a sweep over the row; `NEVER` where it has none.
+def spaced_steps(u_BL: NDArray[np.float64], masked_BL: NDArray[np.bool_], steps: int) -> NDArray[np.int64]:
+    """The step of every masked position: the n-th of a row has that of its class n mod K, in the order u puts them in.
 
-    The n-th masked position of a row is of class n mod c, and the classes come in the order u puts them in. There are
-    no more of them than positions; a row with fewer is swept over as often, in fewer steps.
+    With as many steps as positions, or more, each has a step of its own.
     """
-    most = min(steps, spacing or steps)
-    classes_B1 = np.clip(masked_BL.sum(axis=1, keepdims=True), 1, most)
-    width = int(classes_B1.max(initial=1))
-    u_BC = np.where(np.arange(width) < classes_B1, u_BL[:, :width], np.inf)
+    period_B1 = np.maximum(np.minimum(masked_BL.sum(axis=1, keepdims=True), steps), 1)
+    classes = int(period_B1.max(initial=1))
+    u_BC = np.where(np.arange(classes) < period_B1, u_BL[:, :classes], np.inf)
     step_BC = np.argsort(np.argsort(u_BC, axis=1, kind="stable"), axis=1)
-    class_BL = (np.cumsum(masked_BL, axis=1) - 1) % classes_B1
-    step_B1L = np.take_along_axis(step_BC, class_BL, axis=1)[:, None]
-    # To write the only class anew would be to draw it again from the same law.
-    total_B11 = np.where(classes_B1 > 1, -(-classes_B1 * steps // most), 1)[:, None]
-    sweeps_S1 = np.arange(-(-steps // most))[:, None]
-    step_BSL = step_B1L + sweeps_S1 * classes_B1[:, None]
-    return np.where(masked_BL[:, None] & (step_BSL < total_B11), step_BSL, NEVER)
+    class_BL = (np.cumsum(masked_BL, axis=1) - 1) % period_B1
+    return np.take_along_axis(step_BC, class_BL, axis=1)
 
 
 def _without_gaps(step_BL: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,19 +141,17 @@ class _Schedule:
     row_start: list[int]
 
     @staticmethod
-    def of(
-        step_BSL: NDArray[np.int64], steps: int, noise_BSL: NDArray[np.float64], device: torch.device
-    ) -> "_Schedule":
-        """The schedule in which position (b, l) is written at the steps step_BSL[b, :, l]."""
-        B = len(step_BSL)
-        row_M, sweep_M, place_M = np.nonzero(step_BSL != NEVER)
+    def of(step_BL: NDArray[np.int64], steps: int, noise_BL: NDArray[np.float64], device: torch.device) -> "_Schedule":
+        """The schedule in which position (b, l) unmasks at step_BL[b, l]."""
+        B = len(step_BL)
+        row_M, place_M = np.nonzero(step_BL != NEVER)
         # Of small numbers numpy sorts by digits, many times as fast.
         small = np.int16 if steps < 2**15 else np.int64
-        order_M = np.argsort(step_BSL[row_M, sweep_M, place_M].astype(small), kind="stable")
-        row_M, sweep_M, place_M = row_M[order_M], sweep_M[order_M], place_M[order_M]
-        step_M = step_BSL[row_M, sweep_M, place_M]
+        order_M = np.argsort(step_BL[row_M, place_M].astype(small), kind="stable")
+        row_M, place_M = row_M[order_M], place_M[order_M]
+        step_M = step_BL[row_M, place_M]
         run_M = step_M * B + row_M
-        if steps > SPARSE * step_BSL.shape[2]:
+        if steps > SPARSE * step_BL.shape[1]:
             run_Q, number_M, count_Q = np.unique(run_M, return_inverse=True, return_counts=True)
         else:  # counting needs no sorting
             count_KB = np.bincount(run_M, minlength=steps * B)
@@ -170,7 +163,7 @@ class _Schedule:
             row_M=send(row_M, device),
             place_M=send(place_M, device),
             local_M=send(number_M - row_start[step_M], device),
-            noise_M=send(noise_BSL[row_M, sweep_M, place_M], device),
+            noise_M=send(noise_BL[row_M, place_M], device),
             rows_Q=send(run_Q % max(B, 1), device),
             count_Q=count_Q,
             token_start=token_start.tolist(),

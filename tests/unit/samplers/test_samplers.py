@@ -132,7 +132,7 @@ def test_skipping_runs_no_row_in_vain(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("steps", "spacing", "passes"), [(6, None, 6), (6, 3, 6), (20, None, L), (20, 4, 20), (20, 10, 16), (1, 3, 1)]
+    ("steps", "spacing", "passes"), [(6, None, 6), (6, 3, 6), (20, None, L), (20, 4, 20), (20, 10, 2 * L), (1, 3, 1)]
 )
 def test_writing_anew_takes_the_steps_that_are_left(monkeypatch, steps, spacing, passes):
     x_BL, keys_B = torch.full((3, L), MASK), row_keys(0, range(3))
