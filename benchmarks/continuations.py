@@ -16,6 +16,7 @@ import numpy as np
 
 from rmdm.data.prepare import shard_dir
 from rmdm.data.shards import TokenRows
+from rmdm.evaluation.coherence import in_pairs
 from rmdm.evaluation.evaluator import Evaluator
 from rmdm.evaluation.generation import Scorer
 from rmdm.evaluation.intervals import percentiles, ratio
@@ -32,6 +33,7 @@ def figures(evaluator: Evaluator, beginnings: list[str], texts: list[str]) -> st
     ends = [(np.asarray(ids_T), k) for ids_T, k in zip(evaluator.score(texts).ids, lengths, strict=True)]
     most = evaluator.context - 1
     pairs = [(ids_T[:k], ids_T[k:most]) for ids_T, k in ends if min(len(ids_T), most) >= k + SHORTEST]
+    pairs = pairs[: len(pairs) // 2 * 2]  # each is another's other row
     if len(pairs) < 2:
         raise SystemExit(f"{len(pairs)} of {len(texts)} texts go on for {SHORTEST} tokens and more; use more --rows")
     tokens_N = np.array([len(last) for _, last in pairs], dtype=np.float64)
@@ -39,8 +41,9 @@ def figures(evaluator: Evaluator, beginnings: list[str], texts: list[str]) -> st
     half = len(pairs) // 2
     other_N = evaluator.continuation([(pairs[(i + half) % len(pairs)][0], last) for i, (_, last) in enumerate(pairs)])
     said = []
-    for name, nats_N, shown in (("perplexity", own_N, np.exp), ("saved", other_N - own_N, np.asarray)):
-        value, value_R = ratio(nats_N, tokens_N)
+    saved = (in_pairs(other_N - own_N), in_pairs(tokens_N))
+    for name, (nats_N, under_N), shown in (("perplexity", (own_N, tokens_N), np.exp), ("saved", saved, np.asarray)):
+        value, value_R = ratio(nats_N, under_N)
         interval = percentiles(shown(value_R)) if value_R is not None else None
         span = f" ({interval.low:.3g} to {interval.high:.3g})" if interval else ""
         said.append(f"{name} {float(shown(value)):.3g}{span}")

@@ -46,6 +46,20 @@ def test_toys_need_no_run(capsys):
     assert "Proposition 2" in captured.err
 
 
+def test_rows_that_are_no_whole_stories_are_measured_without_their_law(tmp_path, capsys):
+    out, data = str(tmp_path / "run"), str(tmp_path / "data")
+    flags = small_flags(train__steps="2", data__dir=data, train__device="cpu", data__layout="packed", data__length="64")
+    for verb in ("prepare", "train"):
+        rmdm(verb, "storyworld-mini-mdlm", *flags, "--out", out)
+    for kind, of_law in (("gap", "exact law"), ("ppl", "law")):
+        more = ["--rows", "6", "--blocks", "2,8"] if kind == "gap" else []
+        assert main(["eval", kind, out, *more, "--device", "cpu", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out.splitlines()[-1])[kind]
+        (law,) = (row for row in rows if row["given" if kind == "gap" else "figure"] == of_law)
+        assert "whole stories" in law["note"]
+        assert all(row["note"] is None for row in rows if row is not law)
+
+
 def test_stories_have_the_exact_law_beside_them(shards, tmp_path, capsys):
     out = tmp_path / "run"
     flags = small_flags(train__steps="2", data__dir=str(shards), train__device="cpu")

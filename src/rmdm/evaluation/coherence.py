@@ -6,7 +6,8 @@ other goes on. Under the evaluator
     C = sum_i (ln p(c_i | a_i) - ln p(c_i | a_j)) / sum_i |c_i|
 
 is what the text's own beginning saves over that of another text of the set, in nats a token: an estimate of how much
-both ends have in common. Texts whose ends belong together by chance have 0, however good their sentences are.
+both ends have in common. Texts whose ends belong together by chance have 0, however good their sentences are. i and j
+are each other's other text, so the bootstrap draws pairs.
 
 Shapes: N texts, M of them long enough.
 """
@@ -27,15 +28,20 @@ def coherence(evaluator: Evaluator, ids: Sequence[NDArray[np.int64]]) -> Estimat
     """C of some texts in the evaluator's tokens; None of fewer than two that are long enough."""
     most = evaluator.context // 2 - 1
     ends = [thirds(ids_T, most) for ids_T in ids if len(ids_T) >= SHORTEST]
-    M = len(ends)
-    if M < 2:
+    pairs = len(ends) // 2
+    if not pairs:
         return None
-    other = [(i + M // 2) % M for i in range(M)]
+    ends = ends[: 2 * pairs]
     own_M = evaluator.continuation(ends)
-    other_M = evaluator.continuation([(ends[j][0], ends[i][1]) for i, j in enumerate(other)])
+    other_M = evaluator.continuation([(ends[i - pairs][0], last) for i, (_, last) in enumerate(ends)])
     tokens_M = np.array([len(last) for _, last in ends], dtype=np.float64)
-    value, value_R = ratio(other_M - own_M, tokens_M)
+    value, value_R = ratio(in_pairs(other_M - own_M), in_pairs(tokens_M))
     return Estimate(value, percentiles(value_R) if value_R is not None else None)
+
+
+def in_pairs(value_M: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each text's value and that of the one half the set further, added up: an even number of texts."""
+    return value_M.reshape(2, -1).sum(axis=0)
 
 
 def thirds(ids_T: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -44,7 +44,8 @@ from rmdm.data.order import uniform
 from rmdm.data.storyworld import storyworld
 from rmdm.errors import ConfigError, DataError
 from rmdm.evaluation.bounds import BATCH_TOKENS, SEED, Condition, Latents, nll
-from rmdm.evaluation.likelihood import TRUE_LAW, arm_labels, read_latents, record_name
+from rmdm.evaluation.intervals import half_width
+from rmdm.evaluation.likelihood import TRUE_LAW, are_whole, arm_labels, read_latents, record_name
 from rmdm.evaluation.record import Rows, model_identity, recorded
 from rmdm.evaluation.sets import HELD_OUT, ScoredRows, open_sets
 from rmdm.evaluation.toys import kl
@@ -160,7 +161,7 @@ Marginals = Callable[[int, NDArray[np.bool_]], NDArray[np.float64]]
 
 
 def exact_gaps(marginals: Marginals, text_NL: NDArray[np.bool_], blocks: Sequence[int], *, seed: int = SEED) -> Gaps:
-    """The gaps of a law whose marginals are known, in the blocks of the first order."""
+    """The gaps of a law whose marginals are known, in one order of blocks of random positions."""
     sizes = tuple(sorted(blocks))
     gap_NS = np.full((len(text_NL), len(sizes)), np.nan)
     rank_NL, tokens_N = ranks(np.arange(len(text_NL)), text_NL, 0, seed), text_NL.sum(axis=1)
@@ -271,9 +272,12 @@ def measure_law(model: Model, rows: ScoredRows, *, blocks: Sequence[int] = BLOCK
     size = model.config.data.world
     assert size is not None
     few = rows.at_most(EXACT_ROWS)
+    law = about_rows(few, 1, seed) | {"arm": TRUE_LAW, "process": None, "precision": "float64", "device": "cpu"}
+    if not are_whole(model, few):
+        note = "it is of whole stories, and these rows are not"
+        return [law | {"given": EXACT, "note": note, **dict.fromkeys(FIGURES)}]
     exact = exact_gaps(story_marginals(model, few, size), few.text_NL, fitting(blocks, few), seed=seed)
-    law = {"arm": TRUE_LAW, "process": None, "precision": "float64", "device": "cpu"}
-    return [about_rows(few, 1, seed) | law | line for line in lines(EXACT, exact)]
+    return [law | line for line in lines(EXACT, exact)]
 
 
 def fitting(blocks: Sequence[int], rows: ScoredRows) -> list[int]:
@@ -317,7 +321,7 @@ def lines(given: str, found: Gaps) -> Rows:
         kept = np.isfinite(gap_N)
         n, mean = int(kept.sum()), float(gap_N[kept].mean())
         error = float(gap_N[kept].std(ddof=1)) / math.sqrt(n) if n > 1 else None
-        half = None if error is None else 1.96 * error
+        half = None if error is None else half_width(error, n)
         parallel = None if found.parallel_NS is None else float(found.parallel_NS[kept, at].mean())
         sequential = None if parallel is None else parallel + mean
         out.append(
@@ -359,4 +363,4 @@ def render(rows: Rows) -> str:
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None or row["gap"] is None:
         return "-"
-    return f"{row['gap']:.3f}" + ("" if row["error"] is None else f" ±{1.96 * row['error']:.3f}")
+    return f"{row['gap']:.3f}" + ("" if row["error"] is None else f" ±{half_width(row['error'], row['rows']):.3f}")

@@ -246,8 +246,15 @@ def true_law(model: Model, rows: ScoredRows, size: str) -> Scored:
     texts = [model.tokenizer.decode(row, stop_at_separator=True) for row in rows.x_NL]
     nll_N = np.array([-world.log_likelihood(text) for text in texts])
     if not np.isfinite(nll_N).all():
+        if not are_whole(model, rows):
+            return Scored("law", "none", None, note="the law is of whole stories, and these rows are not")
         raise DataError(f"{rows.description} holds texts that storyworld {size} cannot have written; prepare it again")
     return Scored("law", "exact", Nats(nll_N[None], np.zeros((1, len(rows)))))
+
+
+def are_whole(model: Model, rows: ScoredRows) -> bool:
+    """Whether every row is one whole document: in a packed row or a short one there may be parts of some."""
+    return model.page.is_padded and bool((rows.x_NL == model.tokenizer.separator_id).any(axis=1).all())
 
 
 def to_json(scored: Scored, rows: ScoredRows, pad: bool | None, is_causal: bool) -> dict[str, Any]:

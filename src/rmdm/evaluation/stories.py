@@ -20,6 +20,7 @@ from rmdm.data.storyworld import Check, storyworld
 from rmdm.data.storyworld.grammar import Variable
 from rmdm.data.storyworld.worlds import WORLDS
 from rmdm.errors import DataError
+from rmdm.evaluation.intervals import half_width as error_half
 from rmdm.tables import grid
 
 FLOOR_QUANTILE = 0.95
@@ -206,7 +207,7 @@ def _ways(rows: Sequence[StoryRow]) -> list[str]:
 def _cells(row: StoryRow) -> list[str]:
     """A row's cells behind its label."""
     f = row.figures
-    error = "" if f.nll_error is None else f" ±{1.96 * f.nll_error:.2f}"
+    error = "" if f.nll_error is None else f" ±{error_half(f.nll_error, round(f.finite * f.n)):.2f}"
     return [
         "-" if row.steps is None else str(row.steps),
         f"{100 * f.grammatical:.1f}",

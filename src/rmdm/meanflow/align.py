@@ -37,6 +37,7 @@ from rmdm.meanflow.flow import DRAW_STEPS, Flow, FlowSettings
 from rmdm.meanflow.net import FlowNet
 from rmdm.meanflow.radial import Radial
 from rmdm.meanflow.recipes import RECIPES, transport_steps
+from rmdm.meanflow.rows import stored_projection
 from rmdm.meanflow.tasks import DistilTask, FlowTask, GuideTask, Rows, batches_of, calibration_rows
 from rmdm.meanflow.transport import guided
 from rmdm.presets import load_config, save_config
@@ -312,7 +313,7 @@ def store_latents(
     """
     latent = config.latent
     alone = latent.store == "z0"
-    project = latent.project if alone else None
+    project = stored_projection(latent)
     P = projection(flow.settings.dim, project, config.seed) if project else None
     facts = {
         **manifest.facts, "flow": flows.fingerprint(folder), "project": project, "seed": config.seed,

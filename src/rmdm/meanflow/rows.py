@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rmdm.config import Config
+from rmdm.config import Config, LatentConfig
 from rmdm.data.shards import Manifest, Split, read_json
 from rmdm.data.tokenizer import Tokenizer
 from rmdm.encoders.cache import ArrayManifest, LatentRows
@@ -112,10 +112,15 @@ def released_embeddings(release: Path) -> str | None:
     return cache if isinstance(cache, str) else None
 
 
+def stored_projection(latent: LatentConfig) -> int | None:
+    """The numbers z_0 is projected to before it is stored; None where it is stored as it is, or stage II keeps all."""
+    return latent.project if latent.store == "z0" and latent.project != latent.dim else None
+
+
 def find_latents(cache: Path, flow: Path, config: Config) -> str:
     """The kind of the array that holds z_0 of this flow."""
     latent, made_by = config.latent, fingerprint(flow)
-    project = latent.project if latent.store == "z0" else None
+    project = stored_projection(latent)
     for path in sorted(cache.glob("manifest-z0-*.json")):
         kind = path.stem.removeprefix("manifest-")
         facts = ArrayManifest.load(cache, kind).facts

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rmdm.evaluation.intervals import half_width
 from rmdm.report.about import name_cell
 from rmdm.report.likelihood import HELD_OUT
 from rmdm.report.plots import Line, Plot, Point
@@ -114,4 +115,4 @@ def gap_note(lines: Sequence[Line]) -> str:
 def _gap(row: Row | None) -> Cell:
     if row is None:
         return Cell(NOTHING, is_quiet=True)
-    return plus_minus(row["gap"], None if row["error"] is None else 1.96 * row["error"], 3)
+    return plus_minus(row["gap"], None if row["error"] is None else half_width(row["error"], row["rows"]), 3)

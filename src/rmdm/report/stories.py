@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from rmdm.evaluation.intervals import half_width as error_half
 from rmdm.report.about import name_cell
 from rmdm.report.plots import Line, Plot, Point
 from rmdm.report.read import Arm, Row
@@ -102,7 +103,8 @@ def story_cells(row: Row) -> Cells:
         fixed(100 * row["grammatical"], 1),
         plus_minus(100 * row["consistent"], share_half(row["consistent"], row["n"]), 1),
         fixed(100 * row["distinct"], 1), fixed(None if copied is None else 100 * copied, 1),
-        plus_minus(row["nll"], None if error is None else 1.96 * error, 2), fixed(100 * row["finite"], 1),
+        plus_minus(row["nll"], None if error is None else error_half(error, round(row["finite"] * row["n"])), 2),
+        fixed(100 * row["finite"], 1),
         fixed(row["marginals"], 3), fixed(row["floor"], 3), row.get("variable") or NOTHING,
     ]  # fmt: skip
 

@@ -97,7 +97,7 @@ class TestAnswers:
 
 class TestFigures:
     def test_mean_and_interval_by_hand(self):
-        assert mean_and_half_width([2, 4, 4, 6]) == (4, pytest.approx(1.96 * math.sqrt(8 / 3) / 2))
+        assert mean_and_half_width([2, 4, 4, 6]) == (4, pytest.approx(3.18245 * math.sqrt(8 / 3) / 2))
         assert mean_and_half_width([5]) == (5, None)
         assert mean_and_half_width([]) == (None, None)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rmdm.backbone.latent import projection
+from rmdm.backbone.latent import Latent, projection
 from rmdm.config import Config, FlowModelConfig, LoopConfig, MeanFlowConfig, OptimConfig
 from rmdm.data.shards import read_json, write_json
 from rmdm.encoders.cache import ArrayManifest, LatentRows, RowsWriter
@@ -377,6 +377,24 @@ def test_int8_and_a_projection_where_only_z0_is_stored(embed, shards, tmp_path):
     inside = wanted.abs() < aligning.INT8_REACH
     assert inside.float().mean() > 0.999
     assert (torch.from_numpy(z.take(np.arange(500))) - wanted)[inside].abs().max() < 0.51 * step
+
+
+@pytest.mark.parametrize("project", [8, 3])
+def test_stage_two_makes_the_same_latent_of_what_is_stored_as_of_what_it_reads(embed, shards, tmp_path, project):
+    """Also where it keeps all numbers: then nothing is turned."""
+    settings = config({"dtype": "fp16", "store": "z0", "project": project, "fit_rows": 200, "sigma": 1e-3})
+    cache = embed(settings)
+    whitening = Whitening.load(cache / "whitening.safetensors")
+
+    def online(split):
+        return OnlineLatents.open(settings, shards, split, toy.Toy(), whitening)
+
+    done = run(settings, cache, tmp_path / "run", online=online)
+    z_0 = Flow.load(done.flow).to_latent(torch.from_numpy(online("train").take(np.arange(500))))
+    latent, key = Latent(settings.latent, settings.seed), torch.arange(500)
+    torch.testing.assert_close(
+        latent.noisy(rows_of(cache, "train", done.kind), key), latent.noisy(z_0, key), rtol=0, atol=0.01
+    )
 
 
 def test_a_stop_between_parts_goes_on_where_it_was(embed, tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from rmdm.evaluation.intervals import half_width
+
 CRITERIA = ("fluency", "coherence", "repetition", "readability", "overall")
 LOWEST, HIGHEST = 1, 10
 RESAMPLES = 1000
@@ -66,13 +68,13 @@ def _refuse(word: str) -> NoReturn:
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The mean and 1.96 standard errors, the half-width of its 95% interval; None where there are too few values."""
+    """The mean and the half-width of its 95% interval; None where there are too few values."""
     if not values:
         return None, None
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
-    return mean, 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, half_width(float(np.std(values, ddof=1)) / math.sqrt(len(values)), len(values))
 
 
 def agreement(a: Sequence[float], b: Sequence[float], seed: int = 0) -> tuple[float | None, float | None, float | None]:
