@@ -61,14 +61,14 @@ sample() {
 latency() {
     bench latency sample --size "$(size wiki-small)" --batch 1 --steps "$(steps 16)" --arms ours --latency
     bench latency-shipped sample shipped --batch 1 --steps 16 --latency
-    bench latency-unguided sample shipped --guidance 1 --batch 1 --steps 16 --latency
+    bench latency-guided sample shipped --guidance 1.25 --batch 1 --steps 16 --latency
 }
 
 trained() {
     local batch=64
     [ -z "${TINY:-}" ] || batch=2
     bench trained sample shipped ${RUNS:-} --batch "$batch" --steps "$(steps 128,64,32,16,8,4)"
-    bench trained-unguided sample shipped --guidance 1 --batch "$batch" --steps "$(steps 128,64,32,16,8,4)"
+    bench trained-guided sample shipped --guidance 1.25 --batch "$batch" --steps "$(steps 128,64,32,16,8,4)"
 }
 
 # Whether a text depends on what is written beside it.

@@ -211,7 +211,7 @@ for name in mdlm-long rmdm-long; do # alone on the GPU
     [ -d "$OUT/$name" ] || continue
     once "speed-$name" $RMDM bench sample "$OUT/$name" --steps "$STEPS" --batch 64
 done
-[ ! -d "$OUT/rmdm-long" ] || once speed-unguided $RMDM bench sample "$OUT/rmdm-long" --guidance 1 --steps "$STEPS" --batch 64
+[ ! -d "$OUT/rmdm-long" ] || once speed-guided $RMDM bench sample "$OUT/rmdm-long" --guidance 1.25 --steps "$STEPS" --batch 64
 for name in paper rmdm; do
     [ -d "$OUT/flow-$name" ] || continue
     once "latents-$name" $RMDM latents "$OUT/flow-$name"

@@ -144,7 +144,8 @@ class LoopConfig:
     batch: int = 512
     """Rows in an optimiser step, over all ranks and micro-batches."""
     micro_batch: int | None = None
-    """Rows a rank takes through the model at once; null takes its whole share. Smaller saves memory, not results."""
+    """Rows a rank takes through the model at once; null takes its whole share, or on a CPU about 8,192 tokens of it.
+    Smaller saves memory, not results."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """How `torchrun` ranks share the work: `ddp` copies the model, `fsdp` shards it (FSDP2); `auto` is `ddp`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -176,4 +176,11 @@ def find_model(ref: str | Path | None, revision: str | None = None) -> Path:
         raise CheckpointError(
             f"{path} does not exist; give a run directory, such as one under runs/, or owner/name{beginning}"
         )
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is a file, not a model; give a run directory, such as one under runs/, or owner/name"
+        )
+    runs = sorted({str(one.parents[3]) for one in path.glob("*/checkpoints/step-[0-9]*/model/model.json")})
+    if runs:
+        raise CheckpointError(f"{path} holds {len(runs)} runs and is none itself; name one, such as {runs[0]}")
     raise CheckpointError(f"{path} holds no trained model; train one with 'rmdm train PRESET --out {path}'")

@@ -5,6 +5,8 @@ Only what parsing needs is imported here; the modules that do the work are impor
 
 import argparse
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -94,7 +96,10 @@ def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> 
     if len(set(names)) < len(names):
         raise ConfigError(f"two of {', '.join(refs)} have the same name; give each preset once")
     # Several runs lie side by side under --out.
-    return run_presets([(c, Path(args.out or "runs") / c.name) for c in configs], args.resume, show)
+    done = run_presets([(c, Path(args.out or "runs") / c.name) for c in configs], args.resume, show)
+    if done.get("exit"):
+        show(f"this and the others of the command: rmdm {shlex.join(sys.argv[1:])}")
+    return done
 
 
 def run_prepare(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:

@@ -230,6 +230,13 @@ def test_a_damaged_flow(place, capfd):
     assert main(["latents", "run", "--rows", "100", "--quick"]) == 0
 
 
+def test_a_quick_report_of_a_run_that_only_draws_has_nothing_to_say(place, capfd):
+    assert main(["align", "storyworld-mini", *flags(), "--meanflow.direction", "draw", "--out", "drawn"]) == 0
+    line = fails(capfd, "latents", "drawn", "--rows", "100", "--quick")
+    assert "drawn has no z_0, and --quick leaves out its draws" in line
+    assert "leave out --quick" in line
+
+
 def test_a_damaged_whitening_of_rows_is_fitted_again(place, capfd):
     path = Path("run/flow/enter.safetensors")
     before = path.read_bytes()

@@ -37,6 +37,12 @@ def test_arms_are_measured_with_and_without_their_latent(place, capsys):
     assert "may be negative" in said
 
 
+def test_blocks_longer_than_any_text_are_left_out_by_name(place, capsys):
+    command = ["eval", "gap", str(place / "mdlm"), "--data", str(place / "texts.txt"), "--device", "cpu"]
+    assert main([*command, "--blocks", "2,500,600"]) == 0
+    assert "has 500 tokens of text; 500, 600 left out" in capsys.readouterr().out
+
+
 def test_toys_need_no_run(capsys):
     assert main(["eval", "gap", "--toys", "--json"]) == 0
     captured = capsys.readouterr()

@@ -226,6 +226,12 @@ def test_given_tokens_are_told_first_and_taken_back_ones_too(web):
     assert "".join(token["text"] for token in done["rows"][0]["tokens"]) == done["rows"][0]["text"]
 
 
+def test_a_body_without_its_content_type_is_told_the_header(web):
+    answer = web.post("/v1/completions", content=b'{"n": 1}')
+    assert answer.status_code == 400
+    assert "with the header Content-Type: application/json" in answer.json()["error"]["message"]
+
+
 def test_what_is_written_anew_is_told(web):
     body = {"model": "tiny-mdlm", "steps": 8, "sampler": "spaced", "spacing": 4, "seed": 2}
     _, *steps, done = events(web, "/v1/denoise", body)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import rmdm
 from rmdm.config import SampleConfig
-from rmdm.errors import ConfigError, DataError
+from rmdm.errors import CheckpointError, ConfigError, DataError
 from rmdm.hub import load_model
 from rmdm.request import Request, SeedLatent
 from rmdm.samplers.noise import row_keys
@@ -592,3 +592,14 @@ def test_the_noise_of_a_latent_leads_back_to_it(tmp_path, draw, tau):
         wanted = z_BGD @ source.latent.matrix.T / math.sqrt(1 + source.latent.sigma**2)
     got = source.of_noise(source.noise_at(z_BGD, keys_B, tau), tau)
     torch.testing.assert_close(got, wanted, atol=0.05 if draw == "flow" else 1e-5, rtol=0)
+
+
+def test_a_folder_of_runs_and_a_file_are_told_from_a_model(tmp_path):
+    for name in ("b", "a"):
+        release = tmp_path / name / "checkpoints" / "step-00000005" / "model"
+        release.mkdir(parents=True)
+        (release / "model.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"holds 2 runs and is none itself; name one, such as {tmp_path / 'a'}$"):
+        rmdm.load(tmp_path)
+    with pytest.raises(CheckpointError, match="is a file, not a model; give a run directory"):
+        rmdm.load(tmp_path / "a" / "checkpoints" / "step-00000005" / "model" / "model.json")

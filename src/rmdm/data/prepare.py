@@ -409,9 +409,10 @@ def _summary(folder: Path, manifest: Manifest, done: bool) -> str:
     lost = f"{train.dropped} tokens of a last partial row left out"
     if manifest.layout == "padded":
         lost = f"{sum(part.truncated for part in manifest.parts):,} documents cut to {manifest.length} tokens"
+    much = " (more than a third: lower data.holdout)" if manifest.holdout and 2 * valid.rows > train.rows else ""
     return (
         f"{folder}: {train.documents:,} documents, {train.tokens:,} tokens, {train.rows:,} rows of {manifest.length} "
-        f"to train on, {valid.rows:,} held out; {lost}; tokenizer {manifest.tokenizer['name']} "
+        f"to train on, {valid.rows:,} held out{much}; {lost}; tokenizer {manifest.tokenizer['name']} "
         f"({manifest.tokenizer['size']:,} tokens){'; made before' if done else ''}"
     )
 

@@ -217,7 +217,9 @@ def measure_runs(
 
     def check(model: Model, part: ScoredRows) -> None:
         refuse_causal(model)
-        fitting(blocks, part)
+        left_out = sorted({*blocks} - {*fitting(blocks, part)})
+        if left_out and tuple(blocks) != tuple(BLOCKS):
+            show(f"gap: no row of {ref} has {left_out[0]} tokens of text; {', '.join(map(str, left_out))} left out")
 
     opened = open_sets(runs, [ref], check, folder=folder, column=column, document=document, rows=rows)
     for run in runs:

@@ -69,6 +69,8 @@ def measure_latents(
     tables[report.FLOOR_ROW] = report.measure(
         normal(tuple(e_test.shape), 1, device), train_NGD=normal(tuple(e_train.shape), 2, device)
     )
+    if not gated and not draws:
+        raise ConfigError(f"{run} has no z_0, and --quick leaves out its draws, so nothing is left; leave out --quick")
     text = [report.render(tables, gated)] if gated else []
     result: dict[str, Any] = {"rows": half, "latents": {name: report.to_json(g) for name, g in tables.items()}}
     result["gated"], result["flow"] = gated or None, fingerprint(run / "flow")

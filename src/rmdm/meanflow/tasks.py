@@ -69,6 +69,7 @@ class FlowTask:
     """Trains u(z_t, r, t) on embeddings with the recipe of the config."""
 
     section, unit, units_a_row, sample_every = "meanflow.", "rows", 1, 0
+    most_rows: int | None = None
 
     def __init__(
         self, config: Config, rows: Rows, valid: Rows | None, identity: dict[str, Any], enter: Affine | None, verb: str

@@ -71,7 +71,9 @@ class SampleSettings:
         if self.steps < 1:
             raise ConfigError(f"steps={self.steps} is below 1; use 16, for example")
         if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"temperature={self.temperature} is not a positive number; use 1.0, for example")
+            raise ConfigError(
+                f"temperature={self.temperature} is not a positive number; use 1.0, or 0.0001 for the likeliest"
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} is not above 0 and at most 1; use 0.9, or 1.0 to keep every token")
         if not 0 <= self.remask < 1:

@@ -236,7 +236,8 @@ def _first_fault(error: RequestValidationError) -> tuple[str | None, str]:
     fault = error.errors()[0]
     kind, place = fault["type"], [str(part) for part in fault["loc"] if part != "body"]
     if kind == "json_invalid" or not place:
-        return None, f"the body is no JSON object: {fault['msg']}"
+        hint = "" if kind == "json_invalid" else "; send an object, with the header Content-Type: application/json"
+        return None, f"the body is no JSON object: {fault['msg']}{hint}"
     name = place[0][:40]
     if kind == "extra_forbidden":
         hint = nearest(name, CompletionRequest.model_fields)

@@ -30,6 +30,9 @@ FREE_FIELDS = {"name", "description", "sample", "train", "data.dir", "data.path"
 FIXED_TRAIN_FIELDS = {"train.batch", "train.init_from"}
 SMALL_OPERATIONS = 4e12
 """A step below this is over on a GPU before the host has started all its kernels."""
+CPU_TOKENS = 8192
+"""Tokens a CPU takes through the model at once, unless the settings say how many rows: more keep no core busier, and a
+step of 131,072 would want 40 GB."""
 LATENT_FIELDS = {"encoder", "latent", "meanflow"}
 """What processes without a latent do not depend on."""
 FREE_LATENT_FIELDS = {"encoder", "meanflow", "latent.flow", "latent.source", "latent.given"}
@@ -73,6 +76,7 @@ class LanguageTask:
         self.settings: LoopConfig = config.train
         self.units_a_row = config.data.length
         self.is_small = operations(config) < SMALL_OPERATIONS
+        self.most_rows: int | None = max(1, CPU_TOKENS // config.data.length)
         self.identity = corpus.identity | (latents.identity if latents is not None else {})
         self.process = PROCESSES[config.process]
         self.flow: Flow | None = None

@@ -55,10 +55,11 @@ class Trainer(Generic[M]):
     def __init__(self, task: Task[M], out: Path, world: World, *, resumes: bool = False) -> None:
         self.task, self.out, self.world = task, out, world
         train = task.settings
-        self.plan = Plan.make(
-            task.config.seed, train.batch, world.rank, world.size, train.micro_batch, section=task.section
-        )
         on_gpu = world.device.type == "cuda"
+        self.plan = Plan.make(
+            task.config.seed, train.batch, world.rank, world.size, train.micro_batch, section=task.section,
+            most=None if on_gpu else task.most_rows,
+        )  # fmt: skip
         self.dtype = of_training(train.precision, world.device)
 
         objective = task.build()

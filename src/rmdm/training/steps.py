@@ -49,13 +49,18 @@ class Plan:
     micro_batch: int
 
     @staticmethod
-    def make(seed: int, batch: int, rank: int, size: int, micro_batch: int | None, section: str = "") -> "Plan":
-        """Check that the batch divides, and fill in the default micro-batch (a rank's whole share)."""
+    def make(
+        seed: int, batch: int, rank: int, size: int, micro_batch: int | None, section: str = "", most: int | None = None
+    ) -> "Plan":
+        """Check that the batch divides, and fill in the default micro-batch: a rank's whole share, or about `most`."""
         if batch % size:
             raise ConfigError(
                 f"{section}train.batch={batch} does not divide over {size} ranks; use a multiple of {size}"
             )
         share = batch // size
+        if micro_batch is None and most is not None:
+            near = [m for m in range(min(most, share), most // 4, -1) if share % m == 0]
+            micro_batch = near[0] if near else None
         micro = min(micro_batch or share, share)
         if share % micro:
             good = next(m for m in range(micro, 0, -1) if share % m == 0)

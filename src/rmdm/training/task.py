@@ -41,6 +41,8 @@ class Task(Protocol[M]):
     units_a_row: int
     is_small: bool
     """Whether starting the kernels of a step takes a GPU's host longer than the GPU takes to run them."""
+    most_rows: int | None
+    """Rows a CPU takes through at once where the settings leave it open; None: its whole share of a step."""
     identity: dict[str, Any]
     """What tells its data from other data, as JSON has it; kept in every checkpoint and compared when a run goes on."""
 

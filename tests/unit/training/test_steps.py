@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from rmdm.errors import ConfigError
@@ -15,6 +16,23 @@ from rmdm.training.steps import Plan, Prefetcher, Step
 def test_a_batch_that_does_not_divide_is_refused_by_its_field(batch, size, micro, section, message):
     with pytest.raises(ConfigError, match=message):
         Plan.make(0, batch, 0, size, micro, section=section)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "micro", "most", "found"),
+    [
+        (1024, 1, None, 64, 64),
+        (1024, 2, None, 100, 64),
+        (48, 1, None, 64, 48),  # a share that fits is taken whole
+        (1024, 1, 512, 64, 512),  # what is asked for is
+        (127, 1, None, 64, 127),  # row by row would take far too long
+        (1024, 1, None, None, 1024),
+    ],
+)
+def test_a_share_that_is_too_large_for_a_cpu_is_taken_in_parts(batch, size, micro, most, found):
+    plan = Plan.make(0, batch, 0, size, micro, most=most)
+    assert plan.micro_batch == found
+    assert sorted(np.concatenate(plan.places())) == list(range(0, batch, size))
 
 
 def test_the_prefetcher_yields_every_step_in_order_and_passes_errors_on():

@@ -80,6 +80,7 @@ class Flow(nn.Module):
 
 class ToyTask:
     name, section, sample_every, unit, units_a_row, is_small = "toy", "meanflow.", 0, "rows", 1, True
+    most_rows: int | None = None
 
     def __init__(self, config: Config, cache: str = "one") -> None:
         self.config, self.identity = config, {"cache": cache}
