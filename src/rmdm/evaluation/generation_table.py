@@ -21,6 +21,11 @@ def render_generation(rows: Rows) -> str:
     return "\n".join([*parts, *notes])
 
 
+def order(row: dict[str, Any]) -> str:
+    """The order positions were written in, and how far apart those of a step are where that was said."""
+    return row["sampler"] if row.get("spacing") is None else f"{row['sampler']} {row['spacing']} apart"
+
+
 def _figures(rows: Rows) -> str:
     varied = [key for key in ("temperature", "tau") if _varies(_models(rows), key)]
     columns = [("", "arm"), ("", "steps"), *(("", key) for key in varied), ("GenPPL", "value"), ("GenPPL", "95%"),
@@ -86,7 +91,7 @@ def _notes(rows: Rows, matches: Rows) -> list[str]:
         f"tokenised again by it); {counts} texts a row, bootstrap 95%",
     ]
     if models:
-        samplers = sorted({f"{row['sampler']}, {row['precision']}, {row['device']}" for row in models})
+        samplers = sorted({f"{order(row)}, {row['precision']}, {row['device']}" for row in models})
         notes.append(f"sampler: {'; '.join(samplers)}")
     notes.append(
         f"entropy: of unigrams, nats, over the first {lengths} of the evaluator's tokens, mean over texts; "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from rmdm.evaluation.generation_table import order
 from rmdm.report.about import name_cell
 from rmdm.report.judges import judge_track
 from rmdm.report.plots import Level, Line, Plot, ScaleName, Vertical
@@ -183,8 +184,9 @@ def gen_note(rows: Sequence[Row]) -> str:
     first = rows[0]
     size = f"{first['evaluator_parameters'] / 1e6:.3g}M parameters, " if first.get("evaluator_parameters") else ""
     evaluator = f"{first['evaluator']} ({size}{first.get('evaluator_precision')})"
+    orders = [{"order": order(row)} for row in rows if row.get("sampler")]
     return (
-        f"Evaluator {evaluator}; {spoken(rows, 'n')} texts a cell, bootstrap 95%; sampler {spoken(rows, 'sampler')}, "
+        f"Evaluator {evaluator}; {spoken(rows, 'n')} texts a cell, bootstrap 95%; sampler {spoken(orders, 'order')}, "
         f"temperature {spoken(rows, 'temperature')}, {spoken(rows, 'precision')}; drawn on {spoken(rows, 'device')}, "
         f"{spoken(rows, 'date')}. Entropy of unigrams over the first {spoken(rows, 'entropy_length')} evaluator tokens."
     )
