@@ -36,6 +36,7 @@ ONLY_PARSED = {
     "git clone": "needs the address of the repository",
     "python3 -m venv": "installs packages from a network",
     "pip install": "installs packages from a network; the extras it names are looked up",
+    "source": "changes the shell that it is typed in",
     "make setup": "installs packages from a network",
     "make docs": "test_site.py builds the site",
     "jupyter": "opens a browser; test_notebook.py runs the notebook",

@@ -251,6 +251,29 @@ def test_settings_are_sent_and_given_back(calm: Watched):
     assert len(calm.sent) == count  # the browser itself says what is wrong
 
 
+def test_spacing_is_asked_of_the_spaced_order_alone_and_what_it_writes_anew_is_shown(calm: Watched):
+    page = calm.open("#model=tiny-mdlm&steps=6")
+    page.locator("#more summary").click()
+    expect(page.locator("#spacing")).to_be_hidden()
+    page.locator("#sampler").select_option("spaced")
+    page.locator("#spacing").fill("3")
+    page.locator("#spacing").press("Tab")
+    calm.settle()
+    assert calm.sent[-1] == {"model": "tiny-mdlm", "seed": 0, "steps": 6, "sampler": "spaced", "spacing": 3}
+    expect(page.locator(".used")).to_contain_text("6 steps · spaced 3 apart · temperature 1")
+    told = ask(f"{calm.url}/v1/denoise", {**calm.sent[-1], "stream": False})
+    for step in (3, 6):
+        page.locator("#scrub").fill(str(step))
+        at_step(page, step, 6)
+        expect(page.locator(".text .token.masked")).to_have_count(0)
+        last = {token["at"]: token["text"] for event in told["steps"][:step] for token in event["rows"][0]["new"]}
+        shown = page.locator(".text .token").evaluate_all("all => all.map(one => one.textContent.trim())")
+        assert shown == [last[at].strip() for at in sorted(last)][: len(shown)]
+    page.locator("#sampler").select_option("ancestral")
+    calm.settle()
+    assert calm.sent[-1] == {"model": "tiny-mdlm", "seed": 0, "steps": 6, "sampler": "ancestral"}
+
+
 def test_latent_and_words_change_apart(calm: Watched):
     page = calm.open("#seed=6")
     plain, drawn = calm.texts()

@@ -215,7 +215,8 @@ export class Pane {
 
   _tell() {
     const { settings, seconds } = this.trace;
-    const said = [`${this.trace.steps} steps`, settings.sampler, `temperature ${settings.temperature}`, `seed ${settings.seed}`];
+    const order = settings.spacing ? `${settings.sampler} ${settings.spacing} apart` : settings.sampler;
+    const said = [`${this.trace.steps} steps`, order, `temperature ${settings.temperature}`, `seed ${settings.seed}`];
     const { latent, latent_seed: seed } = settings;
     if (latent && seed !== null && seed !== undefined && seed !== settings.seed) said.push(`latent seed ${seed}`);
     if (latent === "like" || latent === "between") said.push(`latent ${latent === "like" ? "like a text" : `at ${settings.weight}`}`);
