@@ -73,7 +73,8 @@ def test_json_is_one_object_with_the_settings_used(runs, capsys):
         ("rmdm", ["--n", "0"], "--n 0 is below 1; use 4, for example"),
         ("rmdm", ["--steps", "0"], "--steps 0 is below 1; use 16, for example"),
         ("rmdm", ["--seed", "-1"], "--seed -1 is below 0; use 0, for example"),
-        ("rmdm", ["--temperature", "-1"], "--temperature -1.0 is not a positive number; use 1.0, or 0.0001 for the likeliest"),
+        ("rmdm", ["--temperature", "-1"], "--temperature -1.0 is not a positive number; use 1.0, or 0.0001 for the "
+         "likeliest\n"),
         ("rmdm", ["--top-p", "0"], "--top-p 0.0 is not above 0 and at most 1; use 0.9, or 1.0 to keep every token"),
         ("rmdm", ["--latent-temperature", "warm"], "argument --latent-temperature: 'warm' is neither"),
         ("rmdm", ["--sampler", "ancestrl"], "--sampler 'ancestrl' is unknown; did you mean 'ancestral'?"),
