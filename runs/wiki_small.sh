@@ -13,7 +13,7 @@
 # N is how many texts a cell has, STEPS its step counts. LANES=1 trains several arms at a time, which a large GPU has room
 # for. ONLY names the parts to do. RANKS processes encode (with torchrun, or what MANY names), SECOND is the other encoder, FEW
 # the steps of the small comparisons, TEMPERATURES those of the texts, LED those of texts led by a
-# latent, SPACING that of the arms called swept, whose steps beyond it write anew.
+# latent, SPACING that of the arms called anew, whose steps beyond it write anew.
 set -euo pipefail
 OUT=${1:-runs/wiki-small}
 SHORT=${SHORT:-1530} LONG=${LONG:-3820} # 200M and 500M tokens
@@ -115,8 +115,8 @@ plain() {
     long indep-long indep wiki-small-indep
     variant mdlm-long-spaced mdlm-long --sampler spaced --spacing 1000
     variant indep-long-spaced indep-long --sampler spaced --spacing 1000
-    variant mdlm-long-swept mdlm-long --sampler spaced --spacing "$SPACING"
-    variant indep-long-swept indep-long --sampler spaced --spacing "$SPACING"
+    variant mdlm-long-anew mdlm-long --sampler spaced --spacing "$SPACING"
+    variant indep-long-anew indep-long --sampler spaced --spacing "$SPACING"
     wait
 }
 
@@ -129,8 +129,8 @@ latent() {
     variant rmdm-long-guided rmdm-long --guidance 1.25 --temperatures "$LED"
     variant rmdm-long-spaced rmdm-long --sampler spaced --spacing 1000
     variant rmdm-long-spaced-guided rmdm-long --sampler spaced --spacing 1000 --guidance 1.25 --temperatures "$LED"
-    variant rmdm-long-swept rmdm-long --sampler spaced --spacing "$SPACING" --temperatures "$LED"
-    variant rmdm-long-swept-guided rmdm-long --sampler spaced --spacing "$SPACING" --guidance 1.25 --temperatures "$LED"
+    variant rmdm-long-anew rmdm-long --sampler spaced --spacing "$SPACING" --temperatures "$LED"
+    variant rmdm-long-anew-guided rmdm-long --sampler spaced --spacing "$SPACING" --guidance 1.25 --temperatures "$LED"
     wait
 }
 

@@ -84,7 +84,7 @@ def run_flags(parser: argparse.ArgumentParser) -> None:
 def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> Outcome:
     """`rmdm run`: every stage of one preset or of several, skipping what is done."""
     from rmdm.presets import resolve_config
-    from rmdm.stages import run_presets
+    from rmdm.stages import is_main, run_presets
 
     check_out(args.out)
     refs = [args.preset, *args.more]
@@ -97,7 +97,7 @@ def run_all(args: argparse.Namespace, overrides: dict[str, Any], show: Show) -> 
         raise ConfigError(f"two of {', '.join(refs)} have the same name; give each preset once")
     # Several runs lie side by side under --out.
     done = run_presets([(c, Path(args.out or "runs") / c.name) for c in configs], args.resume, show)
-    if done.get("exit"):
+    if done.get("exit") and is_main():
         show(f"this and the others of the command: rmdm {shlex.join(sys.argv[1:])}")
     return done
 

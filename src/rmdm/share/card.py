@@ -11,6 +11,7 @@ import yaml
 import rmdm
 from rmdm.encoders.find import KNOWN, find_known
 from rmdm.errors import CheckpointError
+from rmdm.evaluation.generation_table import order
 from rmdm.report.about import kind_of, size_of
 from rmdm.report.page import UNREADABLE
 from rmdm.report.read import made_by, revision, settings
@@ -178,9 +179,8 @@ def own_sampler(source: Source) -> str:
     if source.config.process == "sedd":
         named = source.config.sample.sampler
         return named if named in ("analytic", "euler") else "analytic"
-    sample = source.config.sample
-    apart = f" {sample.spacing} apart" if sample.sampler == "spaced" and sample.spacing is not None else ""
-    return f"{sample.sampler or 'ancestral'}{apart}"
+    name, spacing = source.config.sample.sampler or "ancestral", source.config.sample.spacing
+    return order({"sampler": name, "spacing": spacing if name == "spaced" else None})
 
 
 def data_part(source: Source) -> list[str]:
